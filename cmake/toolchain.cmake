@@ -1,0 +1,15 @@
+# Faster builds where the tools are there, and the sanitizers a preset asks for.
+find_program(STAGECRAFT_CCACHE ccache)
+if(STAGECRAFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${STAGECRAFT_CCACHE})
+endif()
+
+find_program(STAGECRAFT_MOLD mold)
+if(STAGECRAFT_MOLD AND NOT STAGECRAFT_SANITIZE)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+if(STAGECRAFT_SANITIZE)
+  add_compile_options(-fsanitize=${STAGECRAFT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${STAGECRAFT_SANITIZE})
+endif()

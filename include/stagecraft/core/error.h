@@ -1,0 +1,58 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "stagecraft/core/ids.h"
+
+/// Every failure Stagecraft reports is one of these types. A message holds the value that was wrong, the rule it breaks and
+/// the remedy, on one line.
+namespace stagecraft {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An argument is outside what the called function accepts. Nothing was changed.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Text that is not a schedule: a cell that is no action, a file that is too large. Row and column count from 1, as an
+/// editor shows them; 0 means the file as a whole.
+class ParseError : public Error {
+ public:
+  ParseError(const std::string& message, int row, int column) : Error(message), row_(row), column_(column) {}
+  [[nodiscard]] int row() const { return row_; }
+  [[nodiscard]] int column() const { return column_; }
+
+ private:
+  int row_;
+  int column_;
+};
+
+/// A schedule that must not run. Rank and step point at the action at fault (counted from 0); `step` is -1 when the fault
+/// is something that is missing.
+class ScheduleError : public Error {
+ public:
+  ScheduleError(const std::string& message, RankId rank, int step, std::string action)
+      : Error(message), rank_(rank), step_(step), action_(std::move(action)) {}
+  [[nodiscard]] RankId rank() const { return rank_; }
+  [[nodiscard]] int step() const { return step_; }
+  [[nodiscard]] const std::string& action() const { return action_; }
+
+ private:
+  RankId rank_;
+  int step_;
+  std::string action_;
+};
+
+/// A broken invariant of Stagecraft itself: please report it.
+class InternalError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace stagecraft

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "stagecraft/core/ids.h"
+
+/// One thing a rank does: the instruction set of a pipeline schedule.
+namespace stagecraft {
+
+enum class ActionKind : std::uint8_t {
+  kIdle,            ///< An empty slot of the table.
+  kForward,         ///< F
+  kBackward,        ///< B: input and weight gradients together.
+  kBackwardInput,   ///< I: gradients of the inputs only.
+  kBackwardWeight,  ///< W: gradients of the weights, some time after the I.
+  kOverlap,         ///< OVERLAP_F_B: a forward and a backward in flight together.
+  kUnshard,         ///< Gather the stage's sharded parameters.
+  kReshard,         ///< Drop the gathered parameters.
+  kReduceGrad,      ///< Reduce the stage's gradients over its replicas.
+  kSendForward,     ///< SEND_F: the output of the stage, to the stage after it.
+  kRecvForward,     ///< RECV_F: the input of the stage, from the stage before it.
+  kSendBackward,    ///< SEND_B: the input gradient, to the stage before it.
+  kRecvBackward,    ///< RECV_B: the output gradient, from the stage after it.
+};
+inline constexpr int kActionKinds = 13;
+
+/// Largest ids an action can hold. Counts (one more than the largest id) fit an int too.
+inline constexpr std::int32_t kMaxStage = (1 << 24) - 1;
+inline constexpr std::int32_t kMaxMicrobatch = INT32_MAX - 1;
+
+/// Small trivially copyable value, 16 bytes. An OVERLAP_F_B holds its two parts inside; every other kind holds one.
+/// Kinds without a microbatch (UNSHARD, RESHARD, REDUCE_GRAD) report microbatch -1.
+class Action {
+ public:
+  /// An idle slot.
+  constexpr Action() = default;
+  constexpr Action(ActionKind kind, StageId stage, MicrobatchId microbatch) : first_(kind, stage, microbatch) {}
+
+  static constexpr Action idle() { return {}; }
+  static constexpr Action forward(StageId s, MicrobatchId m) { return {ActionKind::kForward, s, m}; }
+  static constexpr Action backward(StageId s, MicrobatchId m) { return {ActionKind::kBackward, s, m}; }
+  static constexpr Action backward_input(StageId s, MicrobatchId m) { return {ActionKind::kBackwardInput, s, m}; }
+  static constexpr Action backward_weight(StageId s, MicrobatchId m) { return {ActionKind::kBackwardWeight, s, m}; }
+  /// UNSHARD, RESHARD, REDUCE_GRAD: a whole stage, no microbatch.
+  static constexpr Action of_stage(ActionKind kind, StageId s) { return {kind, s, MicrobatchId(-1)}; }
+  /// Both parts are plain actions; their order is kept.
+  static constexpr Action overlap(Action first, Action second) {
+    Action both = first;
+    both.second_ = second.first_;
+    return both;
+  }
+
+  [[nodiscard]] constexpr ActionKind kind() const { return is_overlap() ? ActionKind::kOverlap : first_.kind(); }
+  /// Of an overlap: the first part's.
+  [[nodiscard]] constexpr StageId stage() const { return first_.stage(); }
+  [[nodiscard]] constexpr MicrobatchId microbatch() const { return MicrobatchId(first_.microbatch); }
+  [[nodiscard]] constexpr bool is_idle() const { return first_.kind() == ActionKind::kIdle; }
+  [[nodiscard]] constexpr bool is_overlap() const { return second_.kind() != ActionKind::kIdle; }
+  /// The two halves of an overlap; of any other action, `first()` is the action itself and `second()` is idle.
+  [[nodiscard]] constexpr Action first() const { return Action(first_); }
+  [[nodiscard]] constexpr Action second() const { return Action(second_); }
+
+  constexpr bool operator==(const Action&) const = default;
+
+ private:
+  struct Part {
+    std::uint32_t kind_and_stage = 0;
+    std::int32_t microbatch = -1;
+
+    constexpr Part() = default;
+    constexpr Part(ActionKind kind, StageId stage, MicrobatchId m)
+        : kind_and_stage(static_cast<std::uint32_t>(kind) | static_cast<std::uint32_t>(stage.value) << 8),
+          microbatch(m.value) {}
+    [[nodiscard]] constexpr ActionKind kind() const { return static_cast<ActionKind>(kind_and_stage & 0xffU); }
+    [[nodiscard]] constexpr StageId stage() const { return StageId(kind_and_stage >> 8); }
+    constexpr bool operator==(const Part&) const = default;
+  };
+  constexpr explicit Action(Part part) : first_(part) {}
+
+  Part first_;
+  Part second_;
+};
+static_assert(sizeof(Action) == 16);
+
+/// Calls `visit` with each plain action inside: both halves of an overlap in their order, else the action itself.
+template <typename Visit>
+constexpr void for_each_part(const Action& action, Visit&& visit) {
+  visit(action.first());
+  if (action.is_overlap()) visit(action.second());
+}
+
+constexpr bool is_send(ActionKind k) { return k == ActionKind::kSendForward || k == ActionKind::kSendBackward; }
+constexpr bool is_receive(ActionKind k) { return k == ActionKind::kRecvForward || k == ActionKind::kRecvBackward; }
+constexpr bool is_communication(ActionKind k) { return is_send(k) || is_receive(k); }
+/// F, B, I, W and OVERLAP_F_B: what a compute-only schedule is made of.
+constexpr bool is_compute(ActionKind k) { return k >= ActionKind::kForward && k <= ActionKind::kOverlap; }
+/// B or I: the action that yields the gradient of the stage's input.
+constexpr bool gives_input_gradient(ActionKind k) {
+  return k == ActionKind::kBackward || k == ActionKind::kBackwardInput;
+}
+/// B or W: the action after which the microbatch's weight gradient is complete and its activation is dead.
+constexpr bool gives_weight_gradient(ActionKind k) {
+  return k == ActionKind::kBackward || k == ActionKind::kBackwardWeight;
+}
+constexpr bool has_microbatch(ActionKind k) {
+  return k != ActionKind::kIdle && k != ActionKind::kUnshard && k != ActionKind::kReshard &&
+         k != ActionKind::kReduceGrad;
+}
+
+/// The stage at the other end of a SEND or RECV.
+constexpr StageId peer_stage(const Action& a) {
+  const bool up = a.kind() == ActionKind::kSendForward || a.kind() == ActionKind::kRecvBackward;
+  return up ? a.stage() + 1 : a.stage() - 1;
+}
+
+/// The RECV a SEND is matched by, or the SEND a RECV is matched by.
+constexpr Action counterpart(const Action& a) {
+  switch (a.kind()) {
+    case ActionKind::kSendForward:
+      return {ActionKind::kRecvForward, a.stage() + 1, a.microbatch()};
+    case ActionKind::kRecvForward:
+      return {ActionKind::kSendForward, a.stage() - 1, a.microbatch()};
+    case ActionKind::kSendBackward:
+      return {ActionKind::kRecvBackward, a.stage() - 1, a.microbatch()};
+    case ActionKind::kRecvBackward:
+      return {ActionKind::kSendBackward, a.stage() + 1, a.microbatch()};
+    default:
+      return {};
+  }
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,183 @@
+#include "execution.h"
+
+#include <map>
+
+#include "refusals.h"
+#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
+
+namespace stagecraft::detail {
+namespace {
+
+class TaggedReplay {
+ public:
+  TaggedReplay(const Schedule& schedule, bool communicates)
+      : schedule_(schedule),
+        forward_(communicates ? ActionKind::kSendForward : ActionKind::kForward),
+        backward_(communicates ? ActionKind::kSendBackward : ActionKind::kBackward),
+        given_(schedule),
+        next_(schedule.rows.size(), 0) {}
+
+  std::optional<Refusal> run() {
+    for (std::size_t r = schedule_.rows.size(); r-- > 0;) runnable_.push_back(r);
+    while (!runnable_.empty()) {
+      const std::size_t r = runnable_.back();
+      runnable_.pop_back();
+      advance(r);
+    }
+    for (std::size_t r = 0; r < next_.size(); ++r) {
+      if (next_[r] == schedule_.rows[r].size()) continue;
+      return refuse_cycle(schedule_, find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
+                          "it can never run, since what it needs stands behind what waits for it: change the order");
+    }
+    return std::nullopt;
+  }
+
+ private:
+  enum Given : std::uint8_t { kForwardGiven = 1, kBackwardGiven = 2 };
+
+  void advance(std::size_t r) {
+    const Row& row = schedule_.rows[r];
+    for (std::size_t& i = next_[r]; i < row.size(); ++i) {
+      if (lacks_input(row[i].first()) || lacks_input(row[i].second())) return;
+      for_each_part(row[i], [&](const Action& part) { give(part); });
+    }
+  }
+
+  /// What the compute needs from another rank; idle when it needs nothing.
+  [[nodiscard]] Action input_of(const Action& part) const {
+    const StageId s = part.stage();
+    if (part.kind() == ActionKind::kForward && s.value > 0 && !schedule_.placement.share_rank(s, s - 1)) {
+      return {forward_, s - 1, part.microbatch()};
+    }
+    if (gives_input_gradient(part.kind()) && s.value + 1 < schedule_.stages() &&
+        !schedule_.placement.share_rank(s, s + 1)) {
+      return {backward_, s + 1, part.microbatch()};
+    }
+    return {};
+  }
+
+  [[nodiscard]] bool lacks_input(const Action& part) const {
+    const Action input = input_of(part);
+    if (input.is_idle()) return false;
+    return (given_(input.stage(), input.microbatch()) & (input.kind() == forward_ ? kForwardGiven : kBackwardGiven)) == 0;
+  }
+
+  /// Marks what the action gives to another rank, and lets that rank try again.
+  void give(const Action& part) {
+    const bool forward = part.kind() == forward_;
+    const bool backward = part.kind() == backward_ ||
+                          (backward_ == ActionKind::kBackward && part.kind() == ActionKind::kBackwardInput);
+    if (!forward && !backward) return;
+    given_(part.stage(), part.microbatch()) |= forward ? kForwardGiven : kBackwardGiven;
+    const StageId taker = forward ? part.stage() + 1 : part.stage() - 1;
+    if (schedule_.placement.contains(taker) && !schedule_.placement.share_rank(taker, part.stage())) {
+      runnable_.push_back(schedule_.placement.rank_of(taker).index());
+    }
+  }
+
+  [[nodiscard]] Need need_of(RankId rank) const {
+    const Action& blocked = schedule_.rows[rank.index()][next_[rank.index()]];
+    Action input = input_of(lacks_input(blocked.first()) ? blocked.first() : blocked.second());
+    const RankId giver = schedule_.placement.rank_of(input.stage());
+    if (input.kind() == ActionKind::kBackward && step_of(schedule_.rows[giver.index()], input) < 0) {
+      input = Action::backward_input(input.stage(), input.microbatch());
+    }
+    return {giver, input};
+  }
+
+  const Schedule& schedule_;
+  ActionKind forward_;   // the kind of action that gives a forward input to another rank
+  ActionKind backward_;
+  StageMicrobatchTable<std::uint8_t> given_;
+  std::vector<std::size_t> next_;
+  std::vector<std::size_t> runnable_;
+};
+
+class RendezvousReplay {
+ public:
+  explicit RendezvousReplay(const Schedule& schedule) : schedule_(schedule), next_(schedule.rows.size(), 0) {}
+
+  std::optional<Refusal> run() {
+    std::vector<std::size_t> arrived;
+    for (std::size_t r = schedule_.rows.size(); r-- > 0;) {
+      skip_to_message(r);
+      arrived.push_back(r);
+    }
+    // Whichever side of a message arrives second finds the other one waiting; the first side need not be looked at again.
+    while (!arrived.empty()) {
+      const std::size_t r = arrived.back();
+      arrived.pop_back();
+      if (next_[r] == schedule_.rows[r].size()) continue;
+      const Need need = need_of(RankId(r));
+      const std::size_t peer = need.rank.index();
+      if (next_[peer] == schedule_.rows[peer].size() || schedule_.rows[peer][next_[peer]] != need.action) continue;
+      for (const std::size_t both : {peer, r}) {
+        ++next_[both];
+        skip_to_message(both);
+        arrived.push_back(both);
+      }
+    }
+    for (std::size_t r = 0; r < next_.size(); ++r) {
+      if (next_[r] == schedule_.rows[r].size()) continue;
+      return refuse_cycle(schedule_, find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
+                          "under blocking sends and receives it never completes: use place_receives, or a transport with tags");
+    }
+    return std::nullopt;
+  }
+
+ private:
+  void skip_to_message(std::size_t r) {
+    const Row& row = schedule_.rows[r];
+    while (next_[r] < row.size() && !is_communication(row[next_[r]].kind())) ++next_[r];
+  }
+
+  [[nodiscard]] Need need_of(RankId rank) const {
+    const Action other_side = counterpart(schedule_.rows[rank.index()][next_[rank.index()]]);
+    return {schedule_.placement.rank_of(other_side.stage()), other_side};
+  }
+
+  const Schedule& schedule_;
+  std::vector<std::size_t> next_;
+};
+
+}  // namespace
+
+std::optional<Refusal> check_tagged(const Schedule& schedule, bool communicates) {
+  return TaggedReplay(schedule, communicates).run();
+}
+
+std::optional<Refusal> check_rendezvous(const Schedule& schedule) { return RendezvousReplay(schedule).run(); }
+
+std::optional<Refusal> check_pair_order(const Schedule& schedule) {
+  // Per directed pair of ranks, the receives in the order the sends ask for.
+  std::map<std::pair<RankId, RankId>, std::pair<std::vector<Action>, std::size_t>> expected;
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    for (const Action& action : schedule.rows[r]) {
+      if (!is_send(action.kind())) continue;
+      const RankId peer = schedule.placement.rank_of(peer_stage(action));
+      expected[{RankId(r), peer}].first.push_back(counterpart(action));
+    }
+  }
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    for (std::size_t i = 0; i < schedule.rows[r].size(); ++i) {
+      const Action& action = schedule.rows[r][i];
+      if (!is_receive(action.kind())) continue;
+      const RankId peer = schedule.placement.rank_of(peer_stage(action));
+      auto& [receives, taken] = expected[{peer, RankId(r)}];
+      if (taken < receives.size() && receives[taken] == action) {
+        ++taken;
+        continue;
+      }
+      const std::string ordinal = std::to_string(taken + 1);
+      const std::string sent = taken < receives.size() ? to_text(counterpart(receives[taken])) : "nothing";
+      return refuse_at(schedule, RankId(r), i,
+                       "it is receive " + ordinal + " from rank " + std::to_string(peer.value) + ", whose send " + ordinal +
+                           " to here is " + sent +
+                           ": matched by order it would take the wrong message; use place_receives, or a transport with tags");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace stagecraft::detail

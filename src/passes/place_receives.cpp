@@ -1,0 +1,177 @@
+// Every action gets the time at which it would end if nobody ever waited for a RECV to be posted. A message is one event, at
+// the time its sender reaches the SEND; its RECV goes into the gap of the receiving rank that holds that time. Posted later, it
+// would keep the sender waiting; posted earlier, it would only occupy the fabric. Since computes and messages then stand on all
+// ranks in the order of one clock (ties between messages broken the same way everywhere), no model of communication can
+// deadlock, and each pair of ranks sends and receives in the same order.
+
+#include <algorithm>
+#include <tuple>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "well_formed.h"
+
+namespace stagecraft {
+namespace {
+
+using Time = std::int64_t;
+constexpr Time kNever = -1;
+
+/// F, I and W take one unit, B two; everything else is started and not waited for.
+Time duration(const Action& action) {
+  Time units = 0;
+  for_each_part(action, [&](const Action& part) {
+    if (is_compute(part.kind())) units += part.kind() == ActionKind::kBackward ? 2 : 1;
+  });
+  return units;
+}
+
+/// A SEND or RECV at its moment. Both ends of a message have the same moment and the same tie-breaker.
+struct Message {
+  Time time;
+  Action send;
+  Action here;
+
+  bool operator<(const Message& other) const {
+    const auto key = [](const Message& m) {
+      return std::tuple(m.time, m.send.kind(), m.send.microbatch(), m.send.stage());
+    };
+    return key(*this) < key(other);
+  }
+};
+
+class Placer {
+ public:
+  explicit Placer(Schedule& schedule)
+      : schedule_(schedule),
+        forward_sent_(schedule),
+        backward_sent_(schedule),
+        next_(schedule.rows.size(), 0),
+        clock_(schedule.rows.size(), 0),
+        ends_(schedule.rows.size()),
+        messages_(schedule.rows.size()) {}
+
+  void run() {
+    simulate();
+    for (std::size_t r = 0; r < schedule_.rows.size(); ++r) rewrite(r);
+  }
+
+ private:
+  // --- the clock ---
+
+  void simulate() {
+    std::vector<std::size_t> runnable;
+    for (std::size_t r = schedule_.rows.size(); r-- > 0;) runnable.push_back(r);
+    while (!runnable.empty()) {
+      const std::size_t r = runnable.back();
+      runnable.pop_back();
+      advance(r, runnable);
+    }
+    for (std::size_t r = 0; r < next_.size(); ++r) {
+      if (next_[r] < schedule_.rows[r].size()) refuse(r);
+    }
+  }
+
+  /// Runs rank r until it needs a message that is not sent yet.
+  void advance(std::size_t r, std::vector<std::size_t>& runnable) {
+    const Row& row = schedule_.rows[r];
+    for (std::size_t& i = next_[r]; i < row.size(); ++i) {
+      const Action& action = row[i];
+      if (action.is_idle() || is_receive(action.kind())) continue;
+      Time start = clock_[r];
+      bool blocked = false;
+      for_each_part(action, [&](const Action& part) {
+        const Time arrival = arrival_of_input(part);
+        blocked |= arrival == kNever;
+        start = std::max(start, arrival);
+      });
+      if (blocked) return;
+      clock_[r] = start + duration(action);
+      ends_[r].push_back(clock_[r]);
+      if (is_send(action.kind())) runnable.push_back(post(action, r));
+    }
+  }
+
+  /// When the message that `part` needs is sent; 0 when it needs none, kNever when it is not sent yet.
+  [[nodiscard]] Time arrival_of_input(const Action& part) const {
+    const StageId s = part.stage();
+    if (part.kind() == ActionKind::kForward && s.value > 0 && !schedule_.placement.share_rank(s, s - 1)) {
+      return forward_sent_(s - 1, part.microbatch()) - 1;
+    }
+    if (gives_input_gradient(part.kind()) && s.value + 1 < schedule_.stages() &&
+        !schedule_.placement.share_rank(s, s + 1)) {
+      return backward_sent_(s + 1, part.microbatch()) - 1;
+    }
+    return 0;
+  }
+
+  /// Returns the receiving rank.
+  std::size_t post(const Action& send, std::size_t r) {
+    auto& sent = send.kind() == ActionKind::kSendForward ? forward_sent_ : backward_sent_;
+    sent(send.stage(), send.microbatch()) = clock_[r] + 1;  // 0 means not sent
+    const Action receive = counterpart(send);
+    const std::size_t peer = schedule_.placement.rank_of(receive.stage()).index();
+    messages_[r].push_back({clock_[r], send, send});
+    messages_[peer].push_back({clock_[r], send, receive});
+    return peer;
+  }
+
+  [[noreturn]] void refuse(std::size_t r) const {
+    const std::string action = to_text(schedule_.rows[r][next_[r]]);
+    throw ScheduleError("place_receives: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
+                            " waits for a message that is never sent: run send_recv before this pass, and check to see why",
+                        RankId(r), static_cast<int>(next_[r]), action);
+  }
+
+  // --- the new rows ---
+
+  void rewrite(std::size_t r) {
+    std::vector<Message>& messages = messages_[r];
+    std::sort(messages.begin(), messages.end());
+    Row placed;
+    placed.reserve(schedule_.rows[r].size());
+    std::vector<Action> others;  // sharding and reduction since the last compute
+    std::size_t message = 0;
+    std::size_t timed = 0;
+    const auto close_gap = [&](Time before) {
+      while (message < messages.size() && messages[message].time < before && is_send(messages[message].here.kind())) {
+        placed.push_back(messages[message++].here);
+      }
+      placed.insert(placed.end(), others.begin(), others.end());
+      others.clear();
+      while (message < messages.size() && messages[message].time < before) placed.push_back(messages[message++].here);
+    };
+    for (const Action& action : schedule_.rows[r]) {
+      if (action.is_idle() || is_receive(action.kind())) continue;
+      const Time end = ends_[r][timed++];
+      if (is_send(action.kind())) continue;
+      if (is_compute(action.kind())) {
+        close_gap(end);
+        placed.push_back(action);
+      } else {
+        others.push_back(action);
+      }
+    }
+    close_gap(INT64_MAX);
+    schedule_.rows[r] = std::move(placed);
+  }
+
+  Schedule& schedule_;
+  StageMicrobatchTable<Time> forward_sent_;
+  StageMicrobatchTable<Time> backward_sent_;
+  std::vector<std::size_t> next_;
+  std::vector<Time> clock_;
+  std::vector<std::vector<Time>> ends_;  // per action that is neither idle nor a RECV
+  std::vector<std::vector<Message>> messages_;
+};
+
+}  // namespace
+
+void place_receives(Schedule& schedule) {
+  detail::require_well_formed(schedule, "place_receives");
+  Placer(schedule).run();
+}
+
+}  // namespace stagecraft

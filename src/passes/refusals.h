@@ -1,0 +1,54 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "stagecraft/passes/verify.h"
+
+/// How the parts of the verifier say no.
+namespace stagecraft::detail {
+
+/// At an action that stands in the table. `why` gives rule and remedy.
+Refusal refuse_at(const Schedule& schedule, RankId rank, std::size_t step, const std::string& why);
+
+/// Because an action does not stand anywhere on its rank.
+Refusal refuse_missing(const Schedule& schedule, RankId rank, const Action& missing, const std::string& why);
+
+/// Because ranks wait for each other; `cycle` is not empty.
+Refusal refuse_cycle(const Schedule& schedule, std::vector<Waiting> cycle, const std::string& why);
+
+/// Where the rank blocked at `position[rank]` (row size when it has finished) waits: the rank and the action it needs.
+struct Need {
+  RankId rank;
+  Action action;
+};
+
+/// Follows the chain of waiting from `start` until it closes, and returns the closed part. `need_of(rank)` says what a
+/// blocked rank waits for.
+template <typename NeedOf>
+std::vector<Waiting> find_cycle(const Schedule& schedule, const std::vector<std::size_t>& position, RankId start,
+                                NeedOf need_of);
+
+/// The step of the first action on the rank that is, or contains, `action`; -1 if there is none.
+int step_of(const Row& row, const Action& action);
+
+template <typename NeedOf>
+std::vector<Waiting> find_cycle(const Schedule& schedule, const std::vector<std::size_t>& position, RankId start,
+                                NeedOf need_of) {
+  std::vector<Waiting> chain;
+  std::vector<int> seen_at(schedule.rows.size(), -1);
+  RankId rank = start;
+  while (seen_at[rank.index()] < 0) {
+    seen_at[rank.index()] = static_cast<int>(chain.size());
+    const Row& row = schedule.rows[rank.index()];
+    const std::size_t here = position[rank.index()];
+    const Need need = need_of(rank);
+    chain.push_back({rank, static_cast<int>(here), row[here], need.rank,
+                     step_of(schedule.rows[need.rank.index()], need.action), need.action});
+    rank = need.rank;
+  }
+  chain.erase(chain.begin(), chain.begin() + seen_at[rank.index()]);
+  return chain;
+}
+
+}  // namespace stagecraft::detail

@@ -1,0 +1,217 @@
+#include "structure.h"
+
+#include <algorithm>
+
+#include "refusals.h"
+#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
+
+namespace stagecraft::detail {
+namespace {
+
+using Bits = std::uint16_t;
+
+/// One bit per kind that a (stage, microbatch) can have once.
+constexpr Bits bit(ActionKind kind) { return static_cast<Bits>(1U << static_cast<unsigned>(kind)); }
+constexpr Bits kForward = bit(ActionKind::kForward);
+constexpr Bits kBackward = bit(ActionKind::kBackward);
+constexpr Bits kInput = bit(ActionKind::kBackwardInput);
+constexpr Bits kWeight = bit(ActionKind::kBackwardWeight);
+
+enum class Sharding : std::uint8_t { kNone, kUnsharded, kSharded };
+
+struct StageState {
+  Sharding sharding = Sharding::kNone;
+  bool reduced = false;
+  int computes = 0;
+  int forwards = 0;
+  int weight_parts = 0;
+};
+
+class Structure {
+ public:
+  Structure(const Schedule& schedule, bool communicates)
+      : schedule_(schedule),
+        placement_(schedule.placement),
+        communicates_(communicates),
+        past_(schedule),
+        stages_(static_cast<std::size_t>(schedule.stages())) {}
+
+  std::optional<Refusal> run() {
+    for (std::size_t r = 0; r < schedule_.rows.size(); ++r) {
+      const Row& row = schedule_.rows[r];
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        const char* why = nullptr;
+        for_each_part(row[i], [&](const Action& part) {
+          if (why == nullptr && !part.is_idle()) why = take(part);
+        });
+        if (why != nullptr) return refuse_at(schedule_, RankId(r), i, why);
+      }
+    }
+    return check_completeness();
+  }
+
+ private:
+  /// Null when the action may stand here; then it counts as done.
+  const char* take(const Action& a) {
+    StageState& stage = stages_[a.stage().index()];
+    if (!has_microbatch(a.kind())) return take_of_stage(a.kind(), stage);
+    Bits& past = past_(a.stage(), a.microbatch());
+    if ((past & bit(a.kind())) != 0) return "it stands twice: remove one of the two";
+    const char* why = is_compute(a.kind()) ? take_compute(a, past, stage) : take_message(a, past);
+    if (why == nullptr) past |= bit(a.kind());
+    return why;
+  }
+
+  const char* take_compute(const Action& a, Bits past, StageState& stage) {
+    if (stage.sharding == Sharding::kSharded) return "its stage is resharded here: add an UNSHARD before it";
+    ++stage.computes;
+    switch (a.kind()) {
+      case ActionKind::kForward:
+        ++stage.forwards;
+        return forward_input_present(a) ? nullptr : missing_forward_input(a);
+      case ActionKind::kBackwardWeight:
+        ++stage.weight_parts;
+        return (past & kInput) != 0 ? nullptr : "its I does not stand before it: W comes after the I of the same microbatch";
+      default:
+        break;
+    }
+    if ((past & (kBackward | kInput)) != 0) return "its backward has run already: have either one B, or one I and one W";
+    if ((past & kForward) == 0) return "its F does not stand before it: a backward comes after the forward";
+    stage.weight_parts += a.kind() == ActionKind::kBackward;
+    return gradient_present(a, past) ? nullptr : missing_gradient(a);
+  }
+
+  [[nodiscard]] bool forward_input_present(const Action& a) const {
+    const StageId s = a.stage();
+    if (s.value == 0) return true;
+    if (placement_.share_rank(s, s - 1)) return (past_(s - 1, a.microbatch()) & kForward) != 0;
+    return !communicates_ || (past_(s, a.microbatch()) & bit(ActionKind::kRecvForward)) != 0;
+  }
+
+  [[nodiscard]] bool gradient_present(const Action& a, Bits past) const {
+    const StageId s = a.stage();
+    if (s.value == schedule_.stages() - 1) return true;
+    if (placement_.share_rank(s, s + 1)) return (past_(s + 1, a.microbatch()) & (kBackward | kInput)) != 0;
+    return !communicates_ || (past & bit(ActionKind::kRecvBackward)) != 0;
+  }
+
+  [[nodiscard]] const char* missing_forward_input(const Action& a) const {
+    return placement_.share_rank(a.stage(), a.stage() - 1)
+               ? "the F of the stage before it, on this same rank, does not stand before it: change their order"
+               : "its RECV_F does not stand before it: the input must be received first";
+  }
+
+  [[nodiscard]] const char* missing_gradient(const Action& a) const {
+    return placement_.share_rank(a.stage(), a.stage() + 1)
+               ? "the backward of the stage after it, on this same rank, does not stand before it: change their order"
+               : "its RECV_B does not stand before it: the gradient must be received first";
+  }
+
+  static const char* take_message(const Action& a, Bits past) {
+    if (a.kind() == ActionKind::kSendForward && (past & kForward) == 0) {
+      return "its F does not stand before it: there is nothing to send yet";
+    }
+    if (a.kind() == ActionKind::kSendBackward && (past & (kBackward | kInput)) == 0) {
+      return "its B or I does not stand before it: there is nothing to send yet";
+    }
+    return nullptr;
+  }
+
+  [[nodiscard]] const char* take_of_stage(ActionKind kind, StageState& stage) const {
+    if (kind == ActionKind::kUnshard) {
+      if (stage.sharding == Sharding::kUnsharded) return "its stage is unsharded already: RESHARD it first";
+      if (stage.sharding == Sharding::kNone && stage.computes > 0) {
+        return "its stage has computed before without an UNSHARD: unshard it before its first action";
+      }
+      stage.sharding = Sharding::kUnsharded;
+    } else if (kind == ActionKind::kReshard) {
+      if (stage.sharding != Sharding::kUnsharded) return "its stage is not unsharded here: UNSHARD comes first";
+      stage.sharding = Sharding::kSharded;
+    } else {
+      if (stage.reduced) return "its stage is reduced already: REDUCE_GRAD comes once per stage";
+      if (stage.weight_parts < schedule_.microbatches) {
+        return "its stage has weight parts still to come: REDUCE_GRAD stands after the last B or W";
+      }
+      stage.reduced = true;
+    }
+    return nullptr;
+  }
+
+  std::optional<Refusal> check_completeness() const {
+    const bool trains = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.weight_parts > 0; }) ||
+                        any_input_part();
+    const bool reduces = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.reduced; });
+    for (int s = 0; s < schedule_.stages(); ++s) {
+      const StageState& stage = stages_[static_cast<std::size_t>(s)];
+      const RankId rank = placement_.rank_of(StageId(s));
+      if (auto refusal = check_stage(StageId(s), stage, rank, trains)) return refusal;
+      if (stage.sharding == Sharding::kUnsharded) {
+        return refuse_missing(schedule_, rank, Action::of_stage(ActionKind::kReshard, StageId(s)),
+                              "the stage is left unsharded at the end: RESHARD it after its last action");
+      }
+      if (reduces && !stage.reduced) {
+        return refuse_missing(schedule_, rank, Action::of_stage(ActionKind::kReduceGrad, StageId(s)),
+                              "other stages reduce their gradients: every stage does, or none");
+      }
+    }
+    return std::nullopt;
+  }
+
+  [[nodiscard]] bool any_input_part() const {
+    for (int s = 0; s < schedule_.stages(); ++s) {
+      for (int m = 0; m < schedule_.microbatches; ++m) {
+        if ((past_(StageId(s), MicrobatchId(m)) & kInput) != 0) return true;
+      }
+    }
+    return false;
+  }
+
+  std::optional<Refusal> check_stage(StageId s, const StageState& stage, RankId rank, bool trains) const {
+    const bool all_forwards = stage.forwards == schedule_.microbatches;
+    const bool all_backwards = !trains || stage.weight_parts == schedule_.microbatches;
+    const bool sends_forward = communicates_ && s.value + 1 < schedule_.stages() && !placement_.share_rank(s, s + 1);
+    const bool sends_backward = communicates_ && trains && s.value > 0 && !placement_.share_rank(s, s - 1);
+    if (all_forwards && all_backwards && !sends_forward && !sends_backward) return std::nullopt;
+    for (int i = 0; i < schedule_.microbatches; ++i) {
+      const MicrobatchId m(i);
+      const Bits past = past_(s, m);
+      const auto lacks = [&](ActionKind kind) { return (past & bit(kind)) == 0; };
+      const auto missing = [&](ActionKind kind, const char* why) {
+        return refuse_missing(schedule_, rank, {kind, s, m}, why);
+      };
+      if (lacks(ActionKind::kForward)) return missing(ActionKind::kForward, "every stage runs every microbatch once");
+      if (trains && (past & (kBackward | kInput)) == 0) {
+        return missing(ActionKind::kBackward, "every microbatch has one B, or one I and one W, on every stage");
+      }
+      if (trains && (past & kInput) != 0 && (past & kWeight) == 0) {
+        return missing(ActionKind::kBackwardWeight, "its I stands without the W that completes it");
+      }
+      if (sends_forward && lacks(ActionKind::kSendForward)) {
+        return missing(ActionKind::kSendForward, "the stage after it lives on another rank and needs the output");
+      }
+      if (!trains && !lacks(ActionKind::kRecvBackward)) {
+        return refuse_missing(schedule_, placement_.rank_of(s + 1), {ActionKind::kSendBackward, s + 1, m},
+                              "its RECV_B stands without it, in a schedule without backwards: remove the RECV_B");
+      }
+      if (sends_backward && lacks(ActionKind::kSendBackward)) {
+        return missing(ActionKind::kSendBackward, "the stage before it lives on another rank and needs the gradient");
+      }
+    }
+    return std::nullopt;
+  }
+
+  const Schedule& schedule_;
+  const Placement& placement_;
+  bool communicates_;
+  StageMicrobatchTable<Bits> past_;
+  std::vector<StageState> stages_;
+};
+
+}  // namespace
+
+std::optional<Refusal> check_structure(const Schedule& schedule, bool communicates) {
+  return Structure(schedule, communicates).run();
+}
+
+}  // namespace stagecraft::detail

@@ -1,0 +1,128 @@
+#include "stagecraft/schedule/csv.h"
+
+#include <ostream>
+#include <sstream>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/schedule/action_text.h"
+
+namespace stagecraft {
+namespace {
+
+constexpr std::size_t kMaxCell = 96;  // the longest action has 53 characters
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
+/// The cell for an error message: printable, on one line, not too long.
+std::string quoted(std::string_view cell) {
+  constexpr std::size_t kShown = 40;
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string text = "'";
+  for (const char c : cell.substr(0, kShown)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      text += c;
+    } else {
+      text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return text + (cell.size() > kShown ? "...'" : "'");
+}
+
+}  // namespace
+
+void write_csv(std::ostream& out, const Schedule& schedule) {
+  std::string line;
+  for (const Row& row : schedule.rows) {
+    line.clear();
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += ',';
+      append_text(line, row[i]);
+    }
+    if (row.size() == 1 && line.empty()) line = "\"\"";  // else the line would read as a rank with no slot at all
+    line += "\r\n";
+    out << line;
+  }
+}
+
+std::string to_csv(const Schedule& schedule) {
+  std::ostringstream out;
+  write_csv(out, schedule);
+  return out.str();
+}
+
+void CsvReader::feed(std::string_view text) {
+  for (const char c : text) take(c);
+}
+
+void CsvReader::take(char c) {
+  if (after_cr_) {
+    after_cr_ = false;
+    if (c == '\n') return;
+  }
+  if (in_quotes_) {
+    if (c == '"') {
+      in_quotes_ = false;
+      after_quotes_ = true;
+      return;
+    }
+  } else if (c == ',') {
+    return end_cell();
+  } else if (c == '\n' || c == '\r') {
+    after_cr_ = c == '\r';
+    return end_row();
+  } else if (c == '"' && cell_.empty() && !after_quotes_) {
+    in_quotes_ = row_has_text_ = true;
+    return;
+  }
+  row_has_text_ = true;
+  cell_ += c;
+  if (after_quotes_) refuse("nothing may follow the closing quote of a cell: remove the quotes");
+  if (cell_.size() > kMaxCell) refuse("a cell holds one action of at most 53 characters: is this a schedule in CSV?");
+  // Nothing but blanks, printable ASCII and the mark of Excel's UTF-8 files can begin an action.
+  if (c == '\0') refuse("a schedule is plain text: is this a binary file?");
+}
+
+void CsvReader::end_cell() {
+  row_has_text_ = true;
+  std::string_view text = cell_;
+  if (rows_.empty() && row_.empty() && text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  const auto parsed = parse_action(text);
+  if (const auto* error = std::get_if<ActionTextError>(&parsed)) refuse(error->rule);
+  if (++slots_ > kMaxSlots) refuse("a schedule has at most 134217728 slots: split the file");
+  row_.push_back(std::get<Action>(parsed));
+  cell_.clear();
+  after_quotes_ = false;
+}
+
+void CsvReader::end_row() {
+  if (row_has_text_) end_cell();
+  if (++slots_ > kMaxSlots) refuse("a schedule has at most 134217728 slots: split the file");  // blank lines count too
+  row_.shrink_to_fit();
+  rows_.push_back(std::move(row_));
+  row_.clear();
+  row_has_text_ = false;
+}
+
+void CsvReader::refuse(std::string_view rule) const {
+  const int row = static_cast<int>(rows_.size()) + 1;
+  const int column = static_cast<int>(row_.size()) + 1;
+  throw ParseError("row " + std::to_string(row) + ", column " + std::to_string(column) + ": " + quoted(cell_) +
+                       " is not an action: " + std::string(rule),
+                   row, column);
+}
+
+std::vector<Row> CsvReader::finish() {
+  if (in_quotes_) refuse("a quote is opened and never closed: remove the quotes");
+  if (row_has_text_) end_row();
+  std::vector<Row> rows = std::move(rows_);
+  *this = CsvReader();
+  return rows;
+}
+
+std::vector<Row> parse_csv(std::string_view text) {
+  CsvReader reader;
+  reader.feed(text);
+  return reader.finish();
+}
+
+}  // namespace stagecraft

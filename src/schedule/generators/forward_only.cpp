@@ -1,0 +1,47 @@
+// Forward only: inference, or one pass of evaluation.
+//
+//   rank 0 | 0 1 2 3
+//   rank 1 |   0 1 2 3
+//   rank 2 |     0 1 2 3
+//
+// With several stages per rank, microbatches go round the ranks in groups of p, so that each lap follows the one before
+// without a gap.
+//
+// Bubble: (p - 1) F.  Memory: 1 (nothing waits for a backward).
+
+#include "line_up.h"
+#include "stagecraft/schedule/generator.h"
+
+namespace stagecraft::generator {
+namespace {
+
+Schedule make(const Shape& shape) {
+  Schedule schedule{"", Placement::loop(shape.ranks, shape.stages_per_rank), shape.microbatches, {}};
+  schedule.rows.resize(static_cast<std::size_t>(shape.ranks));
+  for (int r = 0; r < shape.ranks; ++r) {
+    Row& row = schedule.rows[static_cast<std::size_t>(r)];
+    for (int begin = 0; begin < shape.microbatches; begin += shape.ranks) {
+      const int end = std::min(begin + shape.ranks, shape.microbatches);
+      for (const StageId stage : schedule.placement.stages_of(RankId(r))) {
+        for (int m = begin; m < end; ++m) row.push_back(Action::forward(stage, MicrobatchId(m)));
+      }
+    }
+  }
+  detail::line_up(schedule);
+  return schedule;
+}
+
+}  // namespace
+
+extern const Generator forward_only = {.name = "ForwardOnly",
+                                .placement = "loop",
+                                .min_stages_per_rank = 1,
+                                .max_stages_per_rank = kMaxStage,
+                                .default_stages_per_rank = 1,
+                                .takes_memory_limit = false,
+                                .bubble = "(p-1) F",
+                                .memory = "1",
+                                .summary = "forwards alone, for inference and evaluation",
+                                .make = make};
+
+}  // namespace stagecraft::generator

@@ -1,0 +1,97 @@
+// Interleaved zero bubble: Interleaved1F1B with the backward split. Weight parts are held back, r of them on rank r, and
+// fill the end; a shorter warm-up suffices because input parts come back sooner.
+//
+//   p = 2, v = 2, m = 2:
+//   rank 0 | 0F0 0F1 2F0     2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
+//   rank 1 |     1F0 1F1 3F0 3I0     3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
+//
+// Bubble: (p - 1)(F + I - W), F, I and W of one stage.
+// Memory: about (v - 1) q + (p - 1 - r) + 1 forwards in stock plus r held-back weight parts, q as in Interleaved1F1B.
+
+#include "interleaved_order.h"
+#include "stagecraft/schedule/generator.h"
+
+namespace stagecraft::generator {
+namespace {
+
+Row make_row(const Shape& shape, const Placement& placement, int r) {
+  const int p = shape.ranks;
+  const int v = shape.stages_per_rank;
+  const auto stages = placement.stages_of(RankId(r));
+  detail::InterleavedOrder forwards(p, v, shape.microbatches, /*from_last_stage=*/false);
+  detail::InterleavedOrder inputs(p, v, shape.microbatches, /*from_last_stage=*/true);
+  detail::InterleavedOrder weights = inputs;  // the oldest I without its W comes first
+  const int total = v * shape.microbatches;
+  const int warm_up = std::min((v - 1) * forwards.first_round() + (p - 1 - r), total);
+
+  Row row(static_cast<std::size_t>(r));
+  row.reserve(3 * static_cast<std::size_t>(total) + 2 * static_cast<std::size_t>(p));
+  const auto push = [&](ActionKind kind, detail::InterleavedOrder& order) {
+    const auto at = order.next();
+    row.emplace_back(kind, stages[static_cast<std::size_t>(at.local_stage)], at.microbatch);
+  };
+
+  for (int k = 0; k < warm_up; ++k) push(ActionKind::kForward, forwards);
+  if (warm_up > 0) row.insert(row.end(), static_cast<std::size_t>(p - r - 1), Action::idle());
+  for (int k = warm_up; k < total + warm_up; ++k) {
+    if (k < total) push(ActionKind::kForward, forwards);
+    push(ActionKind::kBackwardInput, inputs);
+    if (k - warm_up >= r) push(ActionKind::kBackwardWeight, weights);
+  }
+  for (int owed = std::min(r, total); owed > 0; --owed) push(ActionKind::kBackwardWeight, weights);
+  return row;
+}
+
+/// Replays the rows in lock step, ranks ascending, and inserts an idle slot wherever a forward would stand before the
+/// forward it needs: that must come in an earlier slot.
+std::vector<Row> delay_forwards(const std::vector<Row>& rows, int stages, int microbatches) {
+  constexpr int kNotYet = INT32_MAX;
+  const auto width = static_cast<std::size_t>(microbatches);
+  std::vector<int> forward_slot(static_cast<std::size_t>(stages) * width, kNotYet);
+  std::vector<std::size_t> next(rows.size(), 0);
+  std::vector<Row> delayed(rows.size());
+  for (std::size_t r = 0; r < rows.size(); ++r) delayed[r].reserve(rows[r].size() + rows.size());
+  bool unfinished = true;
+  for (int slot = 0; unfinished; ++slot) {
+    unfinished = false;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      if (next[r] == rows[r].size()) continue;
+      unfinished = true;
+      const Action& action = rows[r][next[r]];
+      if (action.kind() == ActionKind::kForward) {
+        const std::size_t here = action.stage().index() * width + action.microbatch().index();
+        if (action.stage() > StageId(0) && forward_slot[here - width] >= slot) {
+          delayed[r].push_back(Action::idle());
+          continue;
+        }
+        forward_slot[here] = slot;
+      }
+      delayed[r].push_back(action);
+      ++next[r];
+    }
+  }
+  return delayed;
+}
+
+Schedule make(const Shape& shape) {
+  Schedule schedule{"", Placement::loop(shape.ranks, shape.stages_per_rank), shape.microbatches, {}};
+  for (int r = 0; r < shape.ranks; ++r) schedule.rows.push_back(make_row(shape, schedule.placement, r));
+  schedule.rows = delay_forwards(schedule.rows, schedule.stages(), shape.microbatches);
+  return schedule;
+}
+
+}  // namespace
+
+extern const Generator interleaved_zero_bubble = {
+    .name = "InterleavedZeroBubble",
+    .placement = "loop",
+    .min_stages_per_rank = 1,
+    .max_stages_per_rank = kMaxStage,
+    .default_stages_per_rank = 2,
+    .takes_memory_limit = false,
+    .bubble = "(p-1)(F+I-W)",
+    .memory = "about (v-1)q+p",
+    .summary = "Interleaved1F1B with split backward",
+    .make = make};
+
+}  // namespace stagecraft::generator

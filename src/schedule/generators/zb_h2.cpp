@@ -1,0 +1,40 @@
+// ZB-H2 (Qi et al., Zero Bubble Pipeline Parallelism): ZB-H1 with twice the warm-up. Rank r starts with 2(p - r) - 1 forwards
+// and holds back 2r weight parts: the ranks work without a gap, each from its first F to its last W.
+//
+//   rank 0 | F0 F1 F2 F3 F4 I0 W0 F5 I1 W1 ...
+//   rank 1 |    F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 ...
+//   rank 2 |       F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 ...
+//
+// Bubble: (p - 1)(F + I - 2W), none when all three take the same time.  Memory: min(m, 2p - 1) on every rank.
+
+#include "deferred_weights.h"
+#include "line_up.h"
+#include "stagecraft/schedule/generator.h"
+
+namespace stagecraft::generator {
+namespace {
+
+Schedule make(const Shape& shape) {
+  Schedule schedule{"", Placement::linear(shape.ranks), shape.microbatches, {}};
+  for (int r = 0; r < shape.ranks; ++r) {
+    const int warm_up = std::min(shape.microbatches, 2 * (shape.ranks - 1 - r));
+    schedule.rows.push_back(detail::with_deferred_weights(StageId(r), warm_up, 2 * r, shape.microbatches));
+  }
+  detail::line_up(schedule);
+  return schedule;
+}
+
+}  // namespace
+
+extern const Generator zb_h2 = {.name = "ZB-H2",
+                         .placement = "linear",
+                         .min_stages_per_rank = 1,
+                         .max_stages_per_rank = 1,
+                         .default_stages_per_rank = 1,
+                         .takes_memory_limit = false,
+                         .bubble = "(p-1)(F+I-2W)",
+                         .memory = "min(m, 2p-1)",
+                         .summary = "split backward and twice 1F1B's memory: no bubble when F = I = W",
+                         .make = make};
+
+}  // namespace stagecraft::generator
