@@ -2,7 +2,6 @@
 // distinct stages makes each UNSHARD a prefetch.
 
 #include <algorithm>
-#include <array>
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/passes/pass.h"
@@ -15,44 +14,66 @@ namespace {
 /// both its stages before the count is looked at, so it can bring one more.
 class LookAhead {
  public:
-  LookAhead(const Row& row, int count) : width_(static_cast<std::size_t>(count) + 1), need_(row.size() * width_) {
-    // From the back: the stages seen from action i on are its own, then those seen from i + 1 on without its own. `seen`
-    // keeps only the first `width_` of them, which is all that a prefix of that length can ever depend on.
-    std::vector<Seen> seen;
-    std::vector<Seen> before;
-    sizes_.resize(row.size());
+  LookAhead(const Row& row, int count) : count_(static_cast<std::size_t>(count)), need_(row.size()) {
     for (std::size_t i = row.size(); i-- > 0;) {
-      before.swap(seen);
-      seen.clear();
-      for_each_part(row[i], [&](const Action& part) { add(seen, {part.stage(), i}); });
-      for (const Seen& later : before) add(seen, later);
-      std::size_t size = 0;
-      for (const Seen& s : seen) {
-        if (size >= static_cast<std::size_t>(count) && s.by != seen[size - 1].by) break;
-        need_[i * width_ + size++] = s.stage;
-      }
-      sizes_[i] = static_cast<std::uint32_t>(size);
+      if (row[i].is_overlap()) bring(row[i].second().stage(), i);
+      bring(row[i].stage(), i);
+      remember(i);
     }
   }
 
   [[nodiscard]] std::span<const StageId> operator[](std::size_t i) const {
-    return std::span(need_).subspan(i * width_, sizes_[i]);
+    return std::span(stages_).subspan(need_[i].begin, need_[i].size);
   }
+  /// Whether action i needs just what the one before it needs.
+  [[nodiscard]] bool same_as_before(std::size_t i) const { return i > 0 && need_[i].begin == need_[i - 1].begin; }
 
  private:
   struct Seen {
     StageId stage;
     std::size_t by;  // the action that brought it
   };
+  struct Need {
+    std::size_t begin = 0;  // in stages_
+    std::size_t size = 0;
+  };
 
-  void add(std::vector<Seen>& seen, const Seen& next) const {
-    const bool known = std::any_of(seen.begin(), seen.end(), [&](const Seen& s) { return s.stage == next.stage; });
-    if (!known && seen.size() < width_) seen.push_back(next);
+  /// Walking from the back, the stages seen from an action on are its own, then those seen from the next action on without
+  /// its own. Keeping the first count + 1 of them is enough, since only the first count + 1 can be needed.
+  void bring(StageId stage, std::size_t by) {
+    std::size_t at = 0;
+    while (at < seen_.size() && seen_[at].stage != stage) ++at;
+    if (at == seen_.size()) {
+      if (at <= count_) {
+        seen_.emplace_back();
+      } else {
+        --at;
+      }
+    }
+    std::move_backward(seen_.begin(), seen_.begin() + static_cast<std::ptrdiff_t>(at),
+                       seen_.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    seen_.front() = {stage, by};
   }
 
-  std::size_t width_;
-  std::vector<StageId> need_;
-  std::vector<std::uint32_t> sizes_;
+  void remember(std::size_t i) {
+    std::size_t size = std::min(count_, seen_.size());
+    if (size < seen_.size() && seen_[size].by == seen_[size - 1].by) ++size;
+    const auto begin = last_.begin;
+    const auto same = [&](std::size_t k) { return stages_[begin + k] == seen_[k].stage; };
+    bool unchanged = size == last_.size;
+    for (std::size_t k = 0; unchanged && k < size; ++k) unchanged = same(k);
+    if (!unchanged) {
+      last_ = {stages_.size(), size};
+      for (std::size_t k = 0; k < size; ++k) stages_.push_back(seen_[k].stage);
+    }
+    need_[i] = last_;
+  }
+
+  std::size_t count_;
+  std::vector<Seen> seen_;
+  std::vector<StageId> stages_;
+  std::vector<Need> need_;
+  Need last_;
 };
 
 bool contains(std::span<const StageId> stages, StageId stage) {
@@ -65,17 +86,20 @@ Row with_sharding(const Row& row, int max_active) {
   Row sharded;
   sharded.reserve(row.size() + 8);
   const auto reshard = [&](StageId stage) { sharded.push_back(Action::of_stage(ActionKind::kReshard, stage)); };
-  for (std::size_t i = 0; i < row.size(); ++i) {
+  const auto make_active = [&](std::span<const StageId> needed) {
     std::erase_if(active, [&](StageId stage) {
-      if (contains(need[i], stage)) return false;
+      if (contains(needed, stage)) return false;
       reshard(stage);
       return true;
     });
-    for (const StageId stage : need[i]) {
+    for (const StageId stage : needed) {
       if (contains(active, stage)) continue;
       sharded.push_back(Action::of_stage(ActionKind::kUnshard, stage));
       active.insert(std::lower_bound(active.begin(), active.end(), stage), stage);
     }
+  };
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (!need.same_as_before(i)) make_active(need[i]);
     sharded.push_back(row[i]);
   }
   for (const StageId stage : active) reshard(stage);

@@ -8,7 +8,17 @@
 namespace stagecraft::detail {
 namespace {
 
-/// Empty when the plain action fits the schedule.
+/// Whether the plain action names what exists, where it is. Every action of every pass goes through this.
+bool fits(const Placement& placement, int microbatches, const Action& action, RankId rank) {
+  if (!placement.contains(action.stage()) || placement.rank_of(action.stage()) != rank) return false;
+  if (!has_microbatch(action.kind())) return true;
+  if (action.microbatch().value < 0 || action.microbatch().value >= microbatches) return false;
+  if (!is_communication(action.kind())) return true;
+  const StageId peer = peer_stage(action);
+  return placement.contains(peer) && placement.rank_of(peer) != rank;
+}
+
+/// Why a plain action does not fit.
 std::string misfit(const Schedule& schedule, const Action& action, RankId rank) {
   if (!schedule.placement.contains(action.stage())) {
     return "there are only stages 0 to " + std::to_string(schedule.stages() - 1);
@@ -19,12 +29,8 @@ std::string misfit(const Schedule& schedule, const Action& action, RankId rank) 
       (action.microbatch().value < 0 || action.microbatch().value >= schedule.microbatches)) {
     return "only microbatches 0 to " + std::to_string(schedule.microbatches - 1) + " are computed";
   }
-  if (!is_communication(action.kind())) return {};
   if (!schedule.placement.contains(peer_stage(action))) return "there is no stage to exchange it with: remove it";
-  if (schedule.placement.share_rank(action.stage(), peer_stage(action))) {
-    return "both stages live on this rank, where tensors are handed over without a message: remove it";
-  }
-  return {};
+  return "both stages live on this rank, where tensors are handed over without a message: remove it";
 }
 
 /// The smallest microbatch that the stage, which has `count` forwards, does not run.
@@ -64,20 +70,25 @@ std::optional<Refusal> check_well_formed(const Schedule& schedule) {
   }
   std::vector<std::size_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
   for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    const RankId rank(r);
     const Row& row = schedule.rows[r];
     bool idle = true;
+    const auto fits_here = [&](const Action& part) {
+      idle = false;
+      if (!fits(schedule.placement, schedule.microbatches, part, rank)) return false;
+      forwards[part.stage().index()] += part.kind() == ActionKind::kForward;
+      return true;
+    };
     for (std::size_t step = 0; step < row.size(); ++step) {
-      std::string why;
-      for_each_part(row[step], [&](const Action& part) {
-        if (part.is_idle() || !why.empty()) return;
-        idle = false;
-        why = misfit(schedule, part, RankId(r));
-        if (why.empty() && part.kind() == ActionKind::kForward) ++forwards[part.stage().index()];
-      });
-      if (!why.empty()) return refuse_at(schedule, RankId(r), step, why);
+      const Action& action = row[step];
+      if (action.is_idle()) continue;
+      if (!fits_here(action.first())) return refuse_at(schedule, rank, step, misfit(schedule, action.first(), rank));
+      if (action.is_overlap() && !fits_here(action.second())) {
+        return refuse_at(schedule, rank, step, misfit(schedule, action.second(), rank));
+      }
     }
     if (idle) {
-      return refuse_missing(schedule, RankId(r), Action::idle(),
+      return refuse_missing(schedule, rank, Action::idle(),
                             "every rank has a stage to run, so fill the row or remove it");
     }
   }

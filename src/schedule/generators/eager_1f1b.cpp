@@ -2,9 +2,9 @@
 // forwards in stock let a rank go on while a message is on its way; past that depth they hide nothing more, since a
 // microbatch is never more than 2(p - r) - 1 hops and computes away from coming back.
 //
-//   rank 0 | F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 ...
-//   rank 1 |    F0 F1 F2 B0 F3 B1 F4 B2 ...
-//   rank 2 |       F0 B0 F1 B1 F2 B2 ...
+//   rank 0 | F0 F1 F2 F3 F4 B0 F5 B1    B2    B3    B4    B5
+//   rank 1 |    F0 F1 F2 B0 F3 B1 F4 B2 F5 B3    B4    B5
+//   rank 2 |       F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 //
 // A limit below p - r is kept too, at the price of a larger bubble: the warm-up never grows from one rank to the next, so
 // the order stays executable.

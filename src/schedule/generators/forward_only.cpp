@@ -1,8 +1,8 @@
 // Forward only: inference, or one pass of evaluation.
 //
-//   rank 0 | 0 1 2 3
-//   rank 1 |   0 1 2 3
-//   rank 2 |     0 1 2 3
+//   rank 0 | F0 F1 F2 F3
+//   rank 1 |    F0 F1 F2 F3
+//   rank 2 |       F0 F1 F2 F3
 //
 // With several stages per rank, microbatches go round the ranks in groups of p, so that each lap follows the one before
 // without a gap.

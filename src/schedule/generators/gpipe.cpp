@@ -1,8 +1,8 @@
 // GPipe: all forwards, then all backwards.
 //
-//   rank 0 | 0 1 2 3             0   1   2   3
-//   rank 1 |   0 1 2 3         0   1   2   3
-//   rank 2 |     0 1 2 3     0   1   2   3           (backwards are two slots wide here)
+//   rank 0 | F0 F1 F2 F3             B0 B1 B2 B3
+//   rank 1 |    F0 F1 F2 F3       B0 B1 B2 B3
+//   rank 2 |       F0 F1 F2 F3 B0 B1 B2 B3
 //
 // Bubble: (p - 1)(F + B).  Memory: m.
 

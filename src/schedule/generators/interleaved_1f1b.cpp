@@ -1,8 +1,8 @@
 // Interleaved 1F1B (Narayanan et al., Megatron-LM): several stages per rank, in a loop; a 1F1B over all of them.
 //
 //   p = 2, v = 2, m = 2:
-//   rank 0 | 0F0 0F1 2F0 2F1         2B0     2B1     0B0     0B1
-//   rank 1 |     1F0 1F1 3F0 3B0 3F1 3B1     1B0     1B1
+//   rank 0 | 0F0 0F1 2F0 2F1             2B0     2B1     0B0     0B1
+//   rank 1 |     1F0 1F1     3F0 3B0 3F1 3B1     1B0     1B1
 //
 // Bubble: (p - 1)(F + B), F and B of one stage: 1F1B's divided by v.
 // Memory: min(vm, (v - 1) q + 2(p - 1 - r) + 1) on rank r, q = microbatches per round (p when p divides m).

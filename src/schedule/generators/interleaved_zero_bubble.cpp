@@ -3,7 +3,7 @@
 //
 //   p = 2, v = 2, m = 2:
 //   rank 0 | 0F0 0F1 2F0     2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
-//   rank 1 |     1F0 1F1 3F0 3I0     3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
+//   rank 1 |     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
 //
 // Bubble: (p - 1)(F + I - W), F, I and W of one stage.
 // Memory: about (v - 1) q + (p - 1 - r) + 1 forwards in stock plus r held-back weight parts, q as in Interleaved1F1B.

@@ -1,8 +1,8 @@
 // 1F1B: as few forwards as keep every rank busy, then one backward and one forward in turn.
 //
-//   rank 0 | F0 F1 F2          B0 F3 B1 F4 B2    B3    B4
-//   rank 1 |    F0 F1       B0 F2 B1 F3 B2 F4 B3    B4
-//   rank 2 |       F0    B0 F1 B1 F2 B2 F3 B3 F4 B4
+//   rank 0 | F0 F1 F2       B0 F3 B1 F4 B2    B3    B4
+//   rank 1 |    F0 F1    B0 F2 B1 F3 B2 F4 B3    B4
+//   rank 2 |       F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 //
 // Bubble: (p - 1)(F + B), as GPipe.  Memory: min(m, p - r) on rank r.
 

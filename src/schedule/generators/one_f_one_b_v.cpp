@@ -2,8 +2,8 @@
 // backward. Forwards travel the V one tick per hop, backwards (two ticks long) three.
 //
 //   p = 2, m = 3:
-//   rank 0 | 0F0         3F0 3B0 0F1 ...
-//   rank 1 |     1F0 2F0         2B0 1B0 ...
+//   rank 0 | 0F0         3F0 0F1 3B0     3F1 0F2 3B1     3F2 0B0 3B2 0B1     0B2
+//   rank 1 |     1F0 2F0         1F1 2F1 2B0 1B0 1F2 2F2 2B1 1B1     2B2 1B2
 //
 // The waits at the turns depend on p mod 3, because the legs of neighbouring microbatches must not meet on one tick.
 //

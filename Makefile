@@ -1,0 +1,83 @@
+# Stagecraft's front door: `make help` lists the targets. Every target installs what it needs first.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TORCH_VERSION := 2.13.0
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+
+PACKAGES := cmake ninja-build g++ ccache mold python3-venv \
+  libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev
+TEST_PACKAGES := clang libclang-rt-14-dev zsh
+LINT_PACKAGES := clang clang-format clang-tidy
+
+.PHONY: help setup packages torch build demo test test-release test-asan test-tsan test-fuzz bench lint pictures clean
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: packages torch  ## Install the Debian packages and the torch wheel (into .venv); cheap to run again
+
+# Installs only what is missing, so that a second run needs neither network nor root.
+define install_packages
+	missing=(); for p in $(1); do \
+	  dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing+=($$p); done; \
+	if [ $${#missing[@]} -gt 0 ]; then \
+	  echo "setup: installing $${missing[*]}"; \
+	  command -v apt-get > /dev/null || { echo "setup: no apt-get here: install these yourself: $${missing[*]}" >&2; exit 1; }; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $${missing[@]} > /tmp/stagecraft-apt.log 2>&1 \
+	    || { tail -5 /tmp/stagecraft-apt.log; echo "setup: apt-get failed (log: /tmp/stagecraft-apt.log): are you root, or do you have sudo and a network?" >&2; exit 1; }; \
+	fi
+endef
+
+packages:
+	@$(call install_packages,$(PACKAGES))
+
+torch: .venv/.torch-$(TORCH_VERSION)
+
+.venv/.torch-$(TORCH_VERSION): | packages
+	@echo "setup: installing torch $(TORCH_VERSION) into .venv (a minute or two)"
+	@$(PYTHON) -m venv .venv || { echo "setup: $(PYTHON) cannot make a virtual environment: install python3-venv, or give PYTHON=..." >&2; exit 1; }
+	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) \
+	  || { echo "setup: pip could not install torch==$(TORCH_VERSION): check the network, or run it by hand in .venv" >&2; exit 1; }
+	@touch $@
+
+build: packages  ## Build the library and the command (build/bin/stagecraft)
+	@cmake --preset release > build.log 2>&1 || { cat build.log; exit 1; }; rm -f build.log
+	@cmake --build --preset release -j $(JOBS)
+
+demo: build  ## Make, prove and draw schedules; pictures go to build/demo
+	@bash examples/demo.sh build/bin/stagecraft build/demo
+
+test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property, parity, command line, install, sanitizers, fuzzers
+
+test-release: setup
+	@$(call install_packages,$(TEST_PACKAGES))
+	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) && ctest --preset release -j $(JOBS)
+
+test-asan test-tsan: test-%: packages
+	@echo "== $*" && cmake --preset $* > /dev/null && cmake --build --preset $* -j $(JOBS) && ctest --preset $* -j $(JOBS)
+
+test-fuzz: packages
+	@$(call install_packages,$(TEST_PACKAGES))
+	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz
+
+bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/schedule.json
+	@mkdir -p build/bench
+	@.venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json
+
+pictures: build  ## Redraw the pictures of the README with the program itself
+	@bash docs/images/draw.sh build/bin/stagecraft docs/images
+
+lint: packages  ## Formatting and static analysis
+	@$(call install_packages,$(LINT_PACKAGES))
+	@cmake --preset release -DCMAKE_EXPORT_COMPILE_COMMANDS=ON > /dev/null
+	@git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run -Werror
+	@git ls-files 'src/*.cpp' 'apps/*.cpp' | xargs -P $(JOBS) -n 4 clang-tidy -p build --quiet
+
+clean:  ## Remove what was built (setup stays)
+	rm -rf build

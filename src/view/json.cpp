@@ -1,0 +1,50 @@
+#include <ostream>
+#include <string>
+
+#include "escape.h"
+#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/view/render.h"
+
+namespace stagecraft {
+namespace {
+
+std::string placement_array(const Placement& placement) {
+  std::string text = "[";
+  for (int stage = 0; stage < placement.stages(); ++stage) {
+    if (stage > 0) text += ',';
+    text += std::to_string(placement.rank_of(StageId(stage)).value);
+  }
+  return text + ']';
+}
+
+void append_row(std::string& out, const Row& row) {
+  out += '[';
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (i > 0) out += ',';
+    if (row[i].is_idle()) {
+      out += "null";
+      continue;
+    }
+    out += '"';
+    append_text(out, row[i]);  // needs no escape: letters, digits, '_', '(', ';', ')'
+    out += '"';
+  }
+  out += ']';
+}
+
+}  // namespace
+
+void write_json(std::ostream& out, const Schedule& schedule) {
+  out << "{\"name\":\"" << detail::json_escaped(schedule.name) << "\",\n\"ranks\":" << schedule.ranks()
+      << ",\n\"stages\":" << schedule.stages() << ",\n\"microbatches\":" << schedule.microbatches
+      << ",\n\"placement\":" << placement_array(schedule.placement) << ",\n\"rows\":[";
+  std::string line;
+  for (std::size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    line = rank > 0 ? ",\n" : "\n";
+    append_row(line, schedule.rows[rank]);
+    out << line;
+  }
+  out << "]}\n";
+}
+
+}  // namespace stagecraft
