@@ -37,9 +37,11 @@ const Pass& find_pass(std::string_view name) {
 void run_passes(Schedule& schedule, std::string_view names) {
   std::vector<const Pass*> chain;
   while (!names.empty()) {
-    const auto comma = std::min(names.find(','), names.size());
+    const auto comma = names.find(',');
     chain.push_back(&find_pass(trimmed(names.substr(0, comma))));
-    names.remove_prefix(std::min(comma + 1, names.size()));
+    if (comma == std::string_view::npos) break;
+    names.remove_prefix(comma + 1);
+    if (names.empty()) find_pass("");  // a comma promises another name
   }
   for (const Pass* pass : chain) pass->run(schedule);
 }

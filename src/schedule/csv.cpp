@@ -51,7 +51,22 @@ std::string to_csv(const Schedule& schedule) {
 }
 
 void CsvReader::feed(std::string_view text) {
+  while (mark_matched_ < kByteOrderMark.size() && !text.empty()) {
+    if (text.front() != kByteOrderMark[mark_matched_]) {
+      give_back_mark();
+      break;
+    }
+    ++mark_matched_;
+    text.remove_prefix(1);
+  }
   for (const char c : text) take(c);
+}
+
+/// The file only began like a byte order mark: what was held back is text.
+void CsvReader::give_back_mark() {
+  const std::string_view held = kByteOrderMark.substr(0, mark_matched_);
+  mark_matched_ = kByteOrderMark.size();
+  for (const char c : held) take(c);
 }
 
 void CsvReader::take(char c) {
@@ -71,6 +86,7 @@ void CsvReader::take(char c) {
     after_cr_ = c == '\r';
     return end_row();
   } else if (c == '"' && cell_.empty() && !after_quotes_) {
+    cell_.clear();
     in_quotes_ = row_has_text_ = true;
     return;
   }
@@ -78,17 +94,14 @@ void CsvReader::take(char c) {
   cell_ += c;
   if (after_quotes_) refuse("nothing may follow the closing quote of a cell: remove the quotes");
   if (cell_.size() > kMaxCell) refuse("a cell holds one action of at most 53 characters: is this a schedule in CSV?");
-  // Nothing but blanks, printable ASCII and the mark of Excel's UTF-8 files can begin an action.
   if (c == '\0') refuse("a schedule is plain text: is this a binary file?");
 }
 
 void CsvReader::end_cell() {
   row_has_text_ = true;
-  std::string_view text = cell_;
-  if (rows_.empty() && row_.empty() && text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  const auto parsed = parse_action(text);
+  const auto parsed = parse_action(cell_);
   if (const auto* error = std::get_if<ActionTextError>(&parsed)) refuse(error->rule);
-  if (++slots_ > kMaxSlots) refuse("a schedule has at most 134217728 slots: split the file");
+  if (++slots_ > kMaxSlots) refuse_size("slots", kMaxSlots);
   row_.push_back(std::get<Action>(parsed));
   cell_.clear();
   after_quotes_ = false;
@@ -96,7 +109,7 @@ void CsvReader::end_cell() {
 
 void CsvReader::end_row() {
   if (row_has_text_) end_cell();
-  if (++slots_ > kMaxSlots) refuse("a schedule has at most 134217728 slots: split the file");  // blank lines count too
+  if (static_cast<std::int64_t>(rows_.size()) == kMaxRanks) refuse_size("rows", kMaxRanks);
   row_.shrink_to_fit();
   rows_.push_back(std::move(row_));
   row_.clear();
@@ -111,7 +124,15 @@ void CsvReader::refuse(std::string_view rule) const {
                    row, column);
 }
 
+void CsvReader::refuse_size(std::string_view what, std::int64_t limit) const {
+  const int row = static_cast<int>(rows_.size()) + 1;
+  throw ParseError("row " + std::to_string(row) + ": more than " + std::to_string(limit) + " " + std::string(what) +
+                       ", the most a schedule has: is this a schedule in CSV?",
+                   row, 0);
+}
+
 std::vector<Row> CsvReader::finish() {
+  if (mark_matched_ < kByteOrderMark.size()) give_back_mark();
   if (in_quotes_) refuse("a quote is opened and never closed: remove the quotes");
   if (row_has_text_) end_row();
   std::vector<Row> rows = std::move(rows_);

@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/parity/run.py [-v] [TEST ...]     e.g. test_generators  or  test_steps.Steps.test_random
 
-The command is $STAGECRAFT_BIN, or build/bin/stagecraft. Exit code 0: no difference; 1: differences; 2: no command; 77: torch is
-not installed.
+The command is $STAGECRAFT_BIN, or build/bin/stagecraft. Exit code 0: no difference; 1: differences; 2: no command, or no
+torch to compare with.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-NO_TORCH = 77
+UNUSABLE = 2
 
 
 def main(arguments):
@@ -20,13 +20,13 @@ def main(arguments):
     try:
         import torch.distributed.pipelining
     except ImportError as error:
-        print(f"parity: torch.distributed.pipelining cannot be imported ({error}): run `make setup`", file=sys.stderr)
-        return NO_TORCH
+        print(f"parity: torch.distributed.pipelining cannot be imported ({error}): run `make setup`, or configure with -DSTAGECRAFT_PARITY=OFF", file=sys.stderr)
+        return UNUSABLE
     import stagecraft_side
 
     if not pathlib.Path(stagecraft_side.BINARY).exists():
         print(f"parity: {stagecraft_side.BINARY} does not exist: run `make build` or set STAGECRAFT_BIN", file=sys.stderr)
-        return 2
+        return UNUSABLE
     import exceptions
     import tally
 

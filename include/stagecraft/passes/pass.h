@@ -48,7 +48,8 @@ const Pass& find_pass(std::string_view name);
 /// PyTorch's lowering.
 inline constexpr std::string_view kDefaultLowering = "unshard_reshard,reduce_grad,send_recv";
 
-/// Runs the passes of a comma-separated list, left to right. Every name is looked up before the first pass runs.
+/// Runs the passes of a comma-separated list, left to right; an empty list runs none. Every name is looked up before the first
+/// pass runs.
 void run_passes(Schedule& schedule, std::string_view names = kDefaultLowering);
 
 }  // namespace stagecraft

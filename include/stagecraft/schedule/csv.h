@@ -25,15 +25,18 @@ class CsvReader {
   std::vector<Row> finish();
 
  private:
+  void give_back_mark();
   void take(char c);
   void end_cell();
   void end_row();
   [[noreturn]] void refuse(std::string_view rule) const;
+  [[noreturn]] void refuse_size(std::string_view what, std::int64_t limit) const;
 
   std::vector<Row> rows_;
   Row row_;
   std::string cell_;
   std::int64_t slots_ = 0;
+  std::size_t mark_matched_ = 0;  // bytes of a byte order mark at the beginning of the file, held back
   bool row_has_text_ = false;   // something stood on this line, so it has at least one cell
   bool in_quotes_ = false;
   bool after_quotes_ = false;   // the cell was quoted and its quotes are closed

@@ -66,9 +66,8 @@ void check_stages_per_rank(const Generator& generator, int stages_per_rank) {
 void check_size(const Shape& shape) {
   const double slots = 6.0 * shape.ranks * static_cast<double>(shape.stages_per_rank) * shape.microbatches;
   const double fill = 4.0 * shape.ranks * static_cast<double>(shape.ranks) * shape.stages_per_rank;
-  if (slots + fill <= static_cast<double>(kMaxSlots) && static_cast<double>(shape.ranks) * shape.stages_per_rank <= kMaxStage) {
-    return;
-  }
+  const double stages = static_cast<double>(shape.ranks) * shape.stages_per_rank;
+  if (slots + fill <= static_cast<double>(kMaxSlots) && stages <= kMaxStage && shape.ranks <= kMaxRanks) return;
   throw InvalidArgument("a schedule of " + std::to_string(shape.ranks) + " ranks, " +
                         std::to_string(shape.stages_per_rank) + " stages per rank and " +
                         std::to_string(shape.microbatches) + " microbatches could exceed the limit of " +

@@ -111,6 +111,9 @@ TEST(Passes, AreFoundByNameBeforeAnyRuns) {
   run_passes(schedule, " merge_backward , reduce_grad ");
   EXPECT_EQ(to_csv(schedule), "0F0,0B0,0REDUCE_GRAD\r\n");
   run_passes(schedule, "");
+  for (const char* list : {",", "merge_backward,", "merge_backward,,reduce_grad"}) {
+    EXPECT_THROW(run_passes(schedule, list), InvalidArgument) << list;
+  }
   for (const Pass& pass : passes()) EXPECT_EQ(&find_pass(pass.name), &pass);
 }
 

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Csv, LineEnds,
                          testing::Values("0F0,\r\n1F0\r\n", "0F0,\n1F0\n", "0F0,\r1F0\r", "0F0,\n1F0", "0F0,\r\n1F0",
                                          "\xEF\xBB\xBF"
                                          "0F0,\n1F0",
-                                         "\"0F0\",\"\"\n\"1F0\""));
+                                         "\xEF\xBB\xBF\"0F0\",\n1F0", "\"0F0\",\"\"\n\"1F0\""));
 
 TEST(Csv, KeepsTheNumberOfSlots) {
   EXPECT_EQ(texts(parse_csv("")), Texts{});
@@ -86,7 +86,9 @@ INSTANTIATE_TEST_SUITE_P(Csv, Malformed,
                                          Bad{std::string("0F0,\0,1F0", 9), 1, 2, "'\\x00'"},
                                          Bad{std::string(1000, 'x'), 1, 1, "at most 53 characters"},
                                          Bad{"\"0F0", 1, 1, "never closed"}, Bad{"\"0F0\"x,", 1, 1, "closing quote"},
-                                         Bad{"0F0,\"1F\n0\"", 1, 2, "'1F\\x0a0'"}, Bad{"\xff\xfe", 1, 1, "\\xff\\xfe"}));
+                                         Bad{"0F0,\"1F\n0\"", 1, 2, "'1F\\x0a0'"}, Bad{"\xff\xfe", 1, 1, "\\xff\\xfe"},
+                                         Bad{"\xEF\xBB", 1, 1, "\\xef\\xbb"}, Bad{"\xEF\xBB" "0F0", 1, 1, "\\xef\\xbb0F0"},
+                                         Bad{std::string(kMaxRanks + 1, '\n'), 1048577, 0, "more than 1048576 rows"}));
 
 }  // namespace
 }  // namespace stagecraft

@@ -1,0 +1,55 @@
+#include "completion_model.h"
+
+#include <CLI/CLI.hpp>
+
+#include "options.h"
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/schedule/generator.h"
+
+namespace stagecraft::cli {
+namespace {
+
+Values values_of(const CLI::Option& option) {
+  if (option.get_items_expected_max() == 0) return {};  // a flag
+  const std::string type = option.get_type_name();
+  if (type == kFileType) return {Values::Kind::kFile, {}};
+  if (type.find(kOr) != std::string::npos) return {Values::Kind::kWord, CLI::detail::split(type, kOr)};
+  Values values{Values::Kind::kAny, {}};
+  if (type == kNameType) {
+    values.kind = Values::Kind::kWord;
+    for (const Generator* generator : generators()) values.words.emplace_back(generator->name);
+  } else if (type == kPassesType) {
+    values.kind = Values::Kind::kList;
+    for (const Pass& pass : passes()) values.words.emplace_back(pass.name);
+  }
+  return values;
+}
+
+CompletedOption completed(const CLI::Option& option) {
+  CompletedOption out{.names = {}, .description = option.get_description(), .values = values_of(option)};
+  if (option.get_positional()) out.names.push_back(option.get_name(true));
+  for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
+  return out;
+}
+
+CompletedCommand completed(const CLI::App& parser) {
+  CompletedCommand out{
+      .name = parser.get_name(), .description = parser.get_description(), .options = {}, .positionals = {}};
+  for (const CLI::Option* option : parser.get_options()) {
+    (option->get_positional() ? out.positionals : out.options).push_back(completed(*option));
+  }
+  return out;
+}
+
+}  // namespace
+
+CompletedCommand completed_program(const CLI::App& program) { return completed(program); }
+
+std::vector<CompletedCommand> completed_commands(const CLI::App& program) {
+  std::vector<CompletedCommand> commands;
+  for (const CLI::App* command : program.get_subcommands({})) commands.push_back(completed(*command));
+  return commands;
+}
+
+}  // namespace stagecraft::cli

@@ -1,0 +1,73 @@
+#include "fd_writer.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "failure.h"
+
+namespace stagecraft::cli {
+namespace {
+
+std::string_view remedy(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return "free some space, or write to another place with -o";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "choose a place that you may write to";
+    case ENOENT:
+      return "create its folder first";
+    case EISDIR:
+      return "give the name of a file";
+    case EBADF:
+      return "standard output is closed, so write to a file with -o";
+    case EPIPE:
+      return "nobody reads any more";
+    default:
+      return "check the path";
+  }
+}
+
+}  // namespace
+
+void refuse_output(const std::string& name, int error) {
+  throw Failure(kUnusable, fmt::format("{}: cannot write it: {}: {}", name, std::strerror(error), remedy(error)));
+}
+
+FdWriter::FdWriter(int fd, std::string name) : fd_(fd), name_(std::move(name)) {
+  setp(buffer_.data(), buffer_.data() + buffer_.size());
+}
+
+void FdWriter::drain() {
+  const char* from = pbase();
+  while (from < pptr()) {
+    const ssize_t written = ::write(fd_, from, static_cast<std::size_t>(pptr() - from));
+    if (written > 0) from += written;
+    if (written < 0 && errno != EINTR) {
+      const int error = errno;
+      setp(buffer_.data(), buffer_.data() + buffer_.size());  // what failed once is not tried again
+      refuse_output(name_, error);
+    }
+  }
+  setp(buffer_.data(), buffer_.data() + buffer_.size());
+}
+
+FdWriter::int_type FdWriter::overflow(int_type c) {
+  drain();
+  if (!traits_type::eq_int_type(c, traits_type::eof())) sputc(traits_type::to_char_type(c));
+  return traits_type::not_eof(c);
+}
+
+int FdWriter::sync() {
+  drain();
+  return 0;
+}
+
+}  // namespace stagecraft::cli

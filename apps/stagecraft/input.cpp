@@ -1,0 +1,98 @@
+#include "input.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "failure.h"
+#include "printable.h"
+#include "stagecraft/schedule/csv.h"
+
+namespace stagecraft::cli {
+namespace {
+
+constexpr std::size_t kBlock = std::size_t{64} * 1024;
+
+std::string_view remedy(int error) {
+  switch (error) {
+    case ENOENT:
+      return "check the path, or give - to read standard input";
+    case EISDIR:
+      return "give a schedule in CSV, one file";
+    case EACCES:
+    case EPERM:
+      return "ask for permission to read it";
+    case EBADF:
+      return "standard input is closed, so give a file";
+    default:
+      return "check the path";
+  }
+}
+
+[[noreturn]] void refuse(const std::string& path, int error) {
+  throw Failure(kUnusable,
+                fmt::format("{}: cannot read it: {}: {}", source_name(path), std::strerror(error), remedy(error)));
+}
+
+class InputFile {
+ public:
+  explicit InputFile(const std::string& path) : path_(path), fd_(STDIN_FILENO) {
+    if (path == "-") return;
+    do {
+      fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    } while (fd_ < 0 && errno == EINTR);
+    if (fd_ < 0) refuse(path_, errno);
+  }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile() {
+    if (path_ != "-") ::close(fd_);
+  }
+
+  /// Empty at the end of the file. The view lasts until the next call.
+  std::string_view next_block() {
+    while (true) {
+      const ssize_t got = ::read(fd_, block_.data(), block_.size());
+      if (got >= 0) return {block_.data(), static_cast<std::size_t>(got)};
+      if (errno != EINTR) refuse(path_, errno);
+    }
+  }
+
+ private:
+  const std::string& path_;
+  int fd_;
+  std::array<char, kBlock> block_;
+};
+
+}  // namespace
+
+std::string source_name(const std::string& path) {
+  if (path == "-") return "<stdin>";
+  return path.empty() ? "''" : path;
+}
+
+std::string schedule_name(const std::string& path) {
+  return path == "-" ? std::string() : printable(std::filesystem::path(path).stem().string());
+}
+
+std::vector<Row> read_rows(const std::string& path) {
+  InputFile file(path);
+  CsvReader reader;
+  for (std::string_view block = file.next_block(); !block.empty(); block = file.next_block()) reader.feed(block);
+  std::vector<Row> rows = reader.finish();
+  if (rows.empty()) {
+    throw Failure(kUnusable, fmt::format("{}: it has no rows: a schedule has one line per rank, such as 0F0,0B0",
+                                         source_name(path)));
+  }
+  return rows;
+}
+
+Schedule read_schedule(const std::string& path) { return Schedule::from_rows(read_rows(path), schedule_name(path)); }
+
+}  // namespace stagecraft::cli

@@ -1,0 +1,116 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include <fmt/format.h>
+
+#include "command.h"
+#include "failure.h"
+#include "formats.h"
+#include "options.h"
+#include "output.h"
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/schedule/generator.h"
+
+namespace stagecraft::cli {
+namespace {
+
+const std::vector<std::string> kFormats = {"table", "json"};
+
+constexpr std::string_view kLegend =
+    "\n"
+    "p ranks, m microbatches, v stages per rank, q microbatches per round (p when p divides m), L memory limit.\n"
+    "Bubble: idle time of a rank; F, B, I, W are the times of one stage.\n"
+    "Memory: most activations, of one microbatch in one stage each, that rank r holds at once.\n\n";
+
+using Cells = std::vector<std::string>;
+
+std::string stages_text(const Generator& g) {
+  if (g.min_stages_per_rank == g.max_stages_per_rank) return std::to_string(g.min_stages_per_rank);
+  if (g.max_stages_per_rank >= kMaxStage) return fmt::format("{}+", g.min_stages_per_rank);
+  return fmt::format("{}-{}", g.min_stages_per_rank, g.max_stages_per_rank);
+}
+
+/// Characters, not bytes: formulas may hold a raised 2 or a multiplication sign.
+std::size_t columns(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80; }));
+}
+
+void write_columns(std::ostream& out, const std::vector<Cells>& lines) {
+  std::vector<std::size_t> widths(lines.front().size());
+  for (const Cells& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], columns(line[i]));
+  }
+  for (const Cells& line : lines) {
+    std::string text;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      text += line[i];
+      if (i + 1 < line.size()) text.append(widths[i] - columns(line[i]) + 2, ' ');
+    }
+    out << text << '\n';
+  }
+}
+
+void write_text(std::ostream& out) {
+  std::vector<Cells> lines = {{"SCHEDULE", "PLACEMENT", "STAGES/RANK", "BUBBLE", "MEMORY", "SUMMARY"}};
+  for (const Generator* g : generators()) {
+    lines.push_back({std::string(g->name), std::string(g->placement), stages_text(*g), std::string(g->bubble),
+                     std::string(g->memory), std::string(g->summary)});
+  }
+  write_columns(out, lines);
+  out << kLegend;
+  lines = {{"PASS", "SUMMARY"}};
+  for (const Pass& pass : passes()) lines.push_back({std::string(pass.name), std::string(pass.summary)});
+  write_columns(out, lines);
+  out << "\nDefault lowering: " << kDefaultLowering << '\n';
+}
+
+void write_json_list(std::ostream& out) {
+  nlohmann::ordered_json list;
+  list["schedules"] = nlohmann::ordered_json::array();
+  for (const Generator* g : generators()) {
+    list["schedules"].push_back({{"name", g->name},
+                                 {"placement", g->placement},
+                                 {"min_stages_per_rank", g->min_stages_per_rank},
+                                 {"max_stages_per_rank", g->max_stages_per_rank},
+                                 {"default_stages_per_rank", g->default_stages_per_rank},
+                                 {"takes_memory_limit", g->takes_memory_limit},
+                                 {"bubble", g->bubble},
+                                 {"memory", g->memory},
+                                 {"summary", g->summary}});
+  }
+  list["passes"] = nlohmann::ordered_json::array();
+  for (const Pass& pass : passes()) list["passes"].push_back({{"name", pass.name}, {"summary", pass.summary}});
+  list["default_lowering"] = kDefaultLowering;
+  out << list.dump(2) << '\n';
+}
+
+class ListCommand : public Command {
+ public:
+  explicit ListCommand(CLI::App& program)
+      : Command(program.add_subcommand("list", "The known schedules with placement, bubble and memory; the passes")) {
+    add_output(*parser_, output_);
+    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
+    parser_->footer(
+        "Examples:\n"
+        "  stagecraft list\n"
+        "  stagecraft list --format json");
+  }
+
+  int run() override {
+    const bool json = choose_format(format_, output_, kFormats, "table") == "json";
+    write_output(output_, json ? write_json_list : write_text);
+    return kOk;
+  }
+
+ private:
+  std::string output_ = "-";
+  std::string format_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_list_command(CLI::App& program) { return std::make_unique<ListCommand>(program); }
+
+}  // namespace stagecraft::cli

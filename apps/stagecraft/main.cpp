@@ -1,0 +1,63 @@
+#include <CLI/CLI.hpp>
+#include <csignal>
+
+#include "command.h"
+#include "failure.h"
+#include "output.h"
+#include "usage.h"
+
+namespace stagecraft::cli {
+namespace {
+
+std::vector<std::unique_ptr<Command>> make_commands(CLI::App& program) {
+  std::vector<std::unique_ptr<Command>> commands;
+  for (auto* make : {make_list_command, make_schedule_command, make_lower_command, make_check_command,
+                     make_show_command, make_completion_command}) {
+    commands.push_back(make(program));
+  }
+  return commands;
+}
+
+void write_text(const std::string& text) {
+  write_output("-", [&](std::ostream& out) { out << text; });
+}
+
+int run(int argc, char** argv) {
+  CLI::App program("Pipeline-parallel schedules as data: make them, lower them, prove them safe, draw them.",
+                   "stagecraft");
+  const std::vector<std::unique_ptr<Command>> commands = make_commands(program);
+  describe(program);
+  std::string subject;
+  try {
+    program.parse(argc, argv);
+    for (const auto& command : commands) {
+      if (!command->parser().parsed()) continue;
+      subject = command->subject();
+      return command->run();
+    }
+    throw Failure(kUnusable, "no command given: see 'stagecraft --help'");
+  } catch (const CLI::CallForHelp&) {
+    write_text(program.help());
+  } catch (const CLI::CallForVersion& version) {
+    write_text(std::string(version.what()) + "\n");
+  } catch (const CLI::Error& error) {
+    throw usage_failure(program, error);
+  } catch (...) {
+    return report_exception(subject);
+  }
+  return kOk;
+}
+
+}  // namespace
+}  // namespace stagecraft::cli
+
+int main(int argc, char** argv) {
+  using namespace stagecraft::cli;
+  // Beyond a limit on file size a write then fails, which is handled, instead of ending the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+  try {
+    return run(argc, argv);
+  } catch (...) {
+    return report_exception({});
+  }
+}

@@ -1,0 +1,84 @@
+#include "output.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <ostream>
+
+#include "fd_writer.h"
+#include "temporary_file.h"
+
+namespace stagecraft::cli {
+namespace {
+
+bool is_standard_output(const std::string& path) { return path == "-" || path == "/dev/stdout"; }
+
+std::string shown_name(const std::string& path) { return is_standard_output(path) ? "<stdout>" : path; }
+
+void write_to(int fd, const std::string& name, const std::function<void(std::ostream&)>& write) {
+  FdWriter buffer(fd, name);
+  std::ostream stream(&buffer);
+  stream.exceptions(std::ios::badbit);  // lets the writer's Failure through at the first failed write
+  write(stream);
+  stream.flush();
+}
+
+void write_directly(const std::string& path, const std::function<void(std::ostream&)>& write) {
+  int fd;
+  do {
+    fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) refuse_output(path, errno);
+  try {
+    write_to(fd, path, write);
+  } catch (...) {
+    ::close(fd);
+    throw;
+  }
+  if (::close(fd) != 0 && errno != EINTR) refuse_output(path, errno);
+}
+
+/// The file at the end of a chain of symbolic links, which may not exist yet.
+std::filesystem::path follow_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  std::filesystem::path target = path;
+  std::error_code ignored;
+  for (int i = 0; std::filesystem::is_symlink(target, ignored); ++i) {
+    if (i == kMostLinks) refuse_output(path, ELOOP);
+    // operator/ takes an absolute link as it is
+    target = target.parent_path() / std::filesystem::read_symlink(target, ignored);
+  }
+  return target;
+}
+
+/// Files under /dev and /proc stand for open descriptors and the like, even when they look ordinary.
+bool is_ordinary(const struct stat& status, const std::string& path) {
+  return S_ISREG(status.st_mode) && !path.starts_with("/dev/fd/") && !path.starts_with("/dev/std") &&
+         !path.starts_with("/proc/");
+}
+
+}  // namespace
+
+void write_output(const std::string& path, const std::function<void(std::ostream&)>& write) {
+  if (is_standard_output(path)) return write_to(STDOUT_FILENO, shown_name(path), write);
+
+  struct stat status {};
+  const bool exists = ::stat(path.c_str(), &status) == 0;
+  if (!exists && errno != ENOENT) refuse_output(path, errno);
+  if (path.empty()) refuse_output("''", ENOENT);
+  if (path.ends_with('/') || (exists && S_ISDIR(status.st_mode))) refuse_output(path, EISDIR);
+  if (exists && !is_ordinary(status, path)) return write_directly(path, write);
+  // Replacing needs no right to the file itself, so ask for it: a read-only file is read-only for a reason.
+  if (exists && ::access(path.c_str(), W_OK) != 0) refuse_output(path, errno);
+
+  TemporaryFile file(follow_links(path).string(), path, exists ? &status : nullptr);
+  write_to(file.fd(), path, write);
+  file.commit();
+}
+
+bool is_terminal(const std::string& path) { return is_standard_output(path) && ::isatty(STDOUT_FILENO) == 1; }
+
+}  // namespace stagecraft::cli

@@ -1,0 +1,22 @@
+# Installs the build tree to a scratch prefix, builds the consumer against it and runs it, and the installed command.
+#   cmake -DBUILD=... -DSCRATCH=... -DSOURCE=... -DVERSION=... -DFLAGS=... -P run.cmake
+function(run)
+  execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "failed (${result}): ${ARGV}\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${SCRATCH})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix)
+run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${SCRATCH}/build -DCMAKE_PREFIX_PATH=${SCRATCH}/prefix -DCMAKE_CXX_FLAGS=${FLAGS})
+run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
+run(${SCRATCH}/build/consumer)
+if(NOT output MATCHES "^stagecraft ${VERSION}: 384 actions, [0-9]+ steps\n<svg|<\\?xml")
+  message(FATAL_ERROR "the consumer printed:\n${output}")
+endif()
+run(${SCRATCH}/prefix/bin/stagecraft --version)
+if(NOT output MATCHES "${VERSION}")
+  message(FATAL_ERROR "the installed command says: ${output}")
+endif()
