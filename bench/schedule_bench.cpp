@@ -1,5 +1,5 @@
-// Generates, lowers and verifies one schedule, and prints what it cost as one line of JSON. A process per measurement, so that
-// the peak of resident memory belongs to it alone; schedule_bench.py runs it beside torch and makes the ratios.
+// Generates, lowers and verifies one schedule, and prints what it cost as one line of JSON. A process per measurement,
+// so that the peak of resident memory belongs to it alone; schedule_bench.py runs it beside torch and makes the ratios.
 //
 //   schedule_bench NAME RANKS STAGES_PER_RANK MICROBATCHES [REPETITIONS]
 

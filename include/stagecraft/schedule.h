@@ -2,13 +2,13 @@
 
 /// The torch-free half of Stagecraft: schedules as data. Link `stagecraft::schedule`.
 
-#include "stagecraft/core/error.h"               // IWYU pragma: export
-#include "stagecraft/core/version.h"             // IWYU pragma: export
-#include "stagecraft/passes/pass.h"              // IWYU pragma: export
-#include "stagecraft/passes/verify.h"            // IWYU pragma: export
-#include "stagecraft/schedule/action_text.h"     // IWYU pragma: export
-#include "stagecraft/schedule/csv.h"             // IWYU pragma: export
-#include "stagecraft/schedule/generator.h"       // IWYU pragma: export
-#include "stagecraft/sim/liveness.h"             // IWYU pragma: export
-#include "stagecraft/sim/step_simulator.h"       // IWYU pragma: export
-#include "stagecraft/view/render.h"              // IWYU pragma: export
+#include "stagecraft/core/error.h"            // IWYU pragma: export
+#include "stagecraft/core/version.h"          // IWYU pragma: export
+#include "stagecraft/passes/pass.h"           // IWYU pragma: export
+#include "stagecraft/passes/verify.h"         // IWYU pragma: export
+#include "stagecraft/schedule/action_text.h"  // IWYU pragma: export
+#include "stagecraft/schedule/csv.h"          // IWYU pragma: export
+#include "stagecraft/schedule/generator.h"    // IWYU pragma: export
+#include "stagecraft/sim/liveness.h"          // IWYU pragma: export
+#include "stagecraft/sim/step_simulator.h"    // IWYU pragma: export
+#include "stagecraft/view/render.h"           // IWYU pragma: export

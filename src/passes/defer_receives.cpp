@@ -1,7 +1,7 @@
-// A posted RECV can hold up a communication fabric that other work needs. This pass holds each RECV back until its consumer,
-// or until a SEND to the same peer where that peer has the higher rank (one side of each pair must post first). It looks at
-// one rank at a time, so two messages between the same ranks can end up received in another order than they are sent: on a
-// transport without tags they are mixed up. `place_receives` is the pass without that flaw.
+// A posted RECV can hold up a communication fabric that other work needs. This pass holds each RECV back until its
+// consumer, or until a SEND to the same peer where that peer has the higher rank (one side of each pair must post
+// first). It looks at one rank at a time, so two messages between the same ranks can end up received in another order
+// than they are sent: on a transport without tags they are mixed up. `place_receives` is the pass without that flaw.
 
 #include <deque>
 #include <unordered_map>

@@ -4,6 +4,7 @@
 
 #include "refusals.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
 
 namespace stagecraft::detail {
@@ -12,11 +13,7 @@ namespace {
 class TaggedReplay {
  public:
   TaggedReplay(const Schedule& schedule, bool communicates)
-      : schedule_(schedule),
-        forward_(communicates ? ActionKind::kSendForward : ActionKind::kForward),
-        backward_(communicates ? ActionKind::kSendBackward : ActionKind::kBackward),
-        given_(schedule),
-        next_(schedule.rows.size(), 0) {}
+      : schedule_(schedule), communicates_(communicates), given_(schedule), next_(schedule.rows.size(), 0) {}
 
   std::optional<Refusal> run() {
     for (std::size_t r = schedule_.rows.size(); r-- > 0;) runnable_.push_back(r);
@@ -27,7 +24,8 @@ class TaggedReplay {
     }
     for (std::size_t r = 0; r < next_.size(); ++r) {
       if (next_[r] == schedule_.rows[r].size()) continue;
-      return refuse_cycle(schedule_, find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
+      return refuse_cycle(schedule_,
+                          find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
                           "it can never run, since what it needs stands behind what waits for it: change the order");
     }
     return std::nullopt;
@@ -44,51 +42,45 @@ class TaggedReplay {
     }
   }
 
-  /// What the compute needs from another rank; idle when it needs nothing.
-  [[nodiscard]] Action input_of(const Action& part) const {
-    const StageId s = part.stage();
-    if (part.kind() == ActionKind::kForward && s.value > 0 && !schedule_.placement.share_rank(s, s - 1)) {
-      return {forward_, s - 1, part.microbatch()};
-    }
-    if (gives_input_gradient(part.kind()) && s.value + 1 < schedule_.stages() &&
-        !schedule_.placement.share_rank(s, s + 1)) {
-      return {backward_, s + 1, part.microbatch()};
-    }
-    return {};
+  /// Without communication a compute stands for the SEND that would follow it.
+  [[nodiscard]] Action given_by(const Action& part) const {
+    if (!communicates_) return message_given(schedule_.placement, part);
+    return is_send(part.kind()) ? part : Action::idle();
+  }
+
+  static std::uint8_t bit(const Action& send) {
+    return send.kind() == ActionKind::kSendForward ? kForwardGiven : kBackwardGiven;
   }
 
   [[nodiscard]] bool lacks_input(const Action& part) const {
-    const Action input = input_of(part);
-    if (input.is_idle()) return false;
-    return (given_(input.stage(), input.microbatch()) & (input.kind() == forward_ ? kForwardGiven : kBackwardGiven)) == 0;
+    const Action send = message_needed(schedule_.placement, part);
+    return !send.is_idle() && (given_(send.stage(), send.microbatch()) & bit(send)) == 0;
   }
 
   /// Marks what the action gives to another rank, and lets that rank try again.
   void give(const Action& part) {
-    const bool forward = part.kind() == forward_;
-    const bool backward = part.kind() == backward_ ||
-                          (backward_ == ActionKind::kBackward && part.kind() == ActionKind::kBackwardInput);
-    if (!forward && !backward) return;
-    given_(part.stage(), part.microbatch()) |= forward ? kForwardGiven : kBackwardGiven;
-    const StageId taker = forward ? part.stage() + 1 : part.stage() - 1;
-    if (schedule_.placement.contains(taker) && !schedule_.placement.share_rank(taker, part.stage())) {
-      runnable_.push_back(schedule_.placement.rank_of(taker).index());
-    }
+    const Action send = given_by(part);
+    if (send.is_idle()) return;
+    given_(send.stage(), send.microbatch()) |= bit(send);
+    runnable_.push_back(schedule_.placement.rank_of(peer_stage(send)).index());
   }
 
   [[nodiscard]] Need need_of(RankId rank) const {
     const Action& blocked = schedule_.rows[rank.index()][next_[rank.index()]];
-    Action input = input_of(lacks_input(blocked.first()) ? blocked.first() : blocked.second());
-    const RankId giver = schedule_.placement.rank_of(input.stage());
-    if (input.kind() == ActionKind::kBackward && step_of(schedule_.rows[giver.index()], input) < 0) {
-      input = Action::backward_input(input.stage(), input.microbatch());
+    const Action lacking = lacks_input(blocked.first()) ? blocked.first() : blocked.second();
+    const Action send = message_needed(schedule_.placement, lacking);
+    const RankId giver = schedule_.placement.rank_of(send.stage());
+    if (communicates_) return {giver, send};
+    for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
+      const Action compute(kind, send.stage(), send.microbatch());
+      const bool gives_it = message_given(schedule_.placement, compute) == send;
+      if (gives_it && step_of(schedule_.rows[giver.index()], compute) >= 0) return {giver, compute};
     }
-    return {giver, input};
+    return {giver, send};
   }
 
   const Schedule& schedule_;
-  ActionKind forward_;   // the kind of action that gives a forward input to another rank
-  ActionKind backward_;
+  bool communicates_;
   StageMicrobatchTable<std::uint8_t> given_;
   std::vector<std::size_t> next_;
   std::vector<std::size_t> runnable_;
@@ -104,7 +96,8 @@ class RendezvousReplay {
       skip_to_message(r);
       arrived.push_back(r);
     }
-    // Whichever side of a message arrives second finds the other one waiting; the first side need not be looked at again.
+    // Whichever side of a message arrives second finds the other one waiting; the first side need not be looked at
+    // again.
     while (!arrived.empty()) {
       const std::size_t r = arrived.back();
       arrived.pop_back();
@@ -120,8 +113,9 @@ class RendezvousReplay {
     }
     for (std::size_t r = 0; r < next_.size(); ++r) {
       if (next_[r] == schedule_.rows[r].size()) continue;
-      return refuse_cycle(schedule_, find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
-                          "under blocking sends and receives it never completes: use place_receives, or a transport with tags");
+      return refuse_cycle(
+          schedule_, find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
+          "under blocking sends and receives it never completes: use place_receives, or a transport with tags");
     }
     return std::nullopt;
   }
@@ -171,10 +165,11 @@ std::optional<Refusal> check_pair_order(const Schedule& schedule) {
       }
       const std::string ordinal = std::to_string(taken + 1);
       const std::string sent = taken < receives.size() ? to_text(counterpart(receives[taken])) : "nothing";
-      return refuse_at(schedule, RankId(r), i,
-                       "it is receive " + ordinal + " from rank " + std::to_string(peer.value) + ", whose send " + ordinal +
-                           " to here is " + sent +
-                           ": matched by order it would take the wrong message; use place_receives, or a transport with tags");
+      return refuse_at(
+          schedule, RankId(r), i,
+          "it is receive " + ordinal + " from rank " + std::to_string(peer.value) + ", whose send " + ordinal +
+              " to here is " + sent +
+              ": matched by order it would take the wrong message; use place_receives, or a transport with tags");
     }
   }
   return std::nullopt;

@@ -4,7 +4,8 @@
 
 #include "stagecraft/passes/verify.h"
 
-/// Replays of a schedule whose structure is sound, one per model of communication. Null when every rank reaches its end.
+/// Replays of a schedule whose structure is sound, one per model of communication. Null when every rank reaches its
+/// end.
 namespace stagecraft::detail {
 
 /// Nothing blocks but a compute whose input is not yet sent (or, without communication, not yet computed).

@@ -1,5 +1,5 @@
-// An I and the W right after it cost two walks over the graph where one B costs a single walk: where nothing stands between
-// them, splitting bought nothing.
+// An I and the W right after it cost two walks over the graph where one B costs a single walk: where nothing stands
+// between them, splitting bought nothing.
 
 #include "stagecraft/passes/pass.h"
 

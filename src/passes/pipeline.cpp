@@ -18,7 +18,8 @@ constexpr std::array kPasses = {
 
 std::string_view trimmed(std::string_view text) {
   const auto begin = text.find_first_not_of(' ');
-  return begin == std::string_view::npos ? std::string_view() : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+  return begin == std::string_view::npos ? std::string_view()
+                                         : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Every action gets the time at which it would end if nobody ever waited for a RECV to be posted. A message is one event, at
-// the time its sender reaches the SEND; its RECV goes into the gap of the receiving rank that holds that time. Posted later, it
-// would keep the sender waiting; posted earlier, it would only occupy the fabric. Since computes and messages then stand on all
-// ranks in the order of one clock (ties between messages broken the same way everywhere), no model of communication can
-// deadlock, and each pair of ranks sends and receives in the same order.
+// Every action gets the time at which it would end if nobody ever waited for a RECV to be posted. A message is one
+// event, at the time its sender reaches the SEND; its RECV goes into the gap of the receiving rank that holds that
+// time. Posted later, it would keep the sender waiting; posted earlier, it would only occupy the fabric. Since computes
+// and messages then stand on all ranks in the order of one clock (ties between messages broken the same way
+// everywhere), no model of communication can deadlock, and each pair of ranks sends and receives in the same order.
 
 #include <algorithm>
 #include <tuple>
@@ -10,6 +10,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
 #include "well_formed.h"
 
@@ -96,15 +97,10 @@ class Placer {
 
   /// When the message that `part` needs is sent; 0 when it needs none, kNever when it is not sent yet.
   [[nodiscard]] Time arrival_of_input(const Action& part) const {
-    const StageId s = part.stage();
-    if (part.kind() == ActionKind::kForward && s.value > 0 && !schedule_.placement.share_rank(s, s - 1)) {
-      return forward_sent_(s - 1, part.microbatch()) - 1;
-    }
-    if (gives_input_gradient(part.kind()) && s.value + 1 < schedule_.stages() &&
-        !schedule_.placement.share_rank(s, s + 1)) {
-      return backward_sent_(s + 1, part.microbatch()) - 1;
-    }
-    return 0;
+    const Action send = message_needed(schedule_.placement, part);
+    if (send.is_idle()) return 0;
+    const auto& sent = send.kind() == ActionKind::kSendForward ? forward_sent_ : backward_sent_;
+    return sent(send.stage(), send.microbatch()) - 1;
   }
 
   /// Returns the receiving rank.
@@ -120,9 +116,10 @@ class Placer {
 
   [[noreturn]] void refuse(std::size_t r) const {
     const std::string action = to_text(schedule_.rows[r][next_[r]]);
-    throw ScheduleError("place_receives: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
-                            " waits for a message that is never sent: run send_recv before this pass, and check to see why",
-                        RankId(r), static_cast<int>(next_[r]), action);
+    throw ScheduleError(
+        "place_receives: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
+            " waits for a message that is never sent: run send_recv before this pass, and check to see why",
+        RankId(r), static_cast<int>(next_[r]), action);
   }
 
   // --- the new rows ---

@@ -1,5 +1,5 @@
-// A stage's gradients are complete after its last weight part. Reducing them at once frees their memory and overlaps with
-// what the rank still computes.
+// A stage's gradients are complete after its last weight part. Reducing them at once frees their memory and overlaps
+// with what the rank still computes.
 
 #include "stagecraft/passes/pass.h"
 #include "well_formed.h"

@@ -1,11 +1,13 @@
-// The ranks are swept in ascending order, one action per rank and sweep. When an action runs whose result a stage on another
-// rank needs, its SEND is written here and its RECV, at that very moment, at the end of the other rank's list. All lists are
-// thus cuts of one global order, in which each message is a single event: no model of communication can deadlock on it.
+// The ranks are swept in ascending order, one action per rank and sweep. When an action runs whose result a stage on
+// another rank needs, its SEND is written here and its RECV, at that very moment, at the end of the other rank's list.
+// All lists are thus cuts of one global order, in which each message is a single event: no model of communication can
+// deadlock on it.
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/rank_set.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
 #include "well_formed.h"
 
@@ -48,19 +50,6 @@ class Lowering {
   }
 
  private:
-  /// The action whose result a stage on another rank waits for gives a SEND; idle for every other.
-  [[nodiscard]] Action send_after(const Action& part) const {
-    if (part.kind() == ActionKind::kForward && part.stage().value + 1 < schedule_.stages() &&
-        !placement_.share_rank(part.stage(), part.stage() + 1)) {
-      return {ActionKind::kSendForward, part.stage(), part.microbatch()};
-    }
-    if (gives_input_gradient(part.kind()) && part.stage().value > 0 &&
-        !placement_.share_rank(part.stage(), part.stage() - 1)) {
-      return {ActionKind::kSendBackward, part.stage(), part.microbatch()};
-    }
-    return {};
-  }
-
   /// Exact sizes, so that a large schedule is never held twice while a list grows.
   void reserve() {
     std::vector<std::size_t> sizes(lowered_.size(), 0);
@@ -69,7 +58,7 @@ class Lowering {
         if (action.is_idle()) continue;
         ++sizes[r];
         for_each_part(action, [&](const Action& part) {
-          const Action send = send_after(part);
+          const Action send = message_given(placement_, part);
           if (send.is_idle()) return;
           ++sizes[r];
           ++sizes[placement_.rank_of(peer_stage(send)).index()];
@@ -80,14 +69,14 @@ class Lowering {
   }
 
   [[nodiscard]] bool part_ready(const Action& part) const {
-    const StageId stage = part.stage();
-    if (part.kind() == ActionKind::kForward) {
-      return stage.value == 0 || (past_(stage, part.microbatch()) & kInputHere) != 0 ||
-             (placement_.share_rank(stage, stage - 1) && (past_(stage - 1, part.microbatch()) & kForwardDone) != 0);
+    const StageId s = part.stage();
+    if (part.kind() == ActionKind::kForward && s.value > 0) {
+      return placement_.share_rank(s, s - 1) ? (past_(s - 1, part.microbatch()) & kForwardDone) != 0
+                                             : (past_(s, part.microbatch()) & kInputHere) != 0;
     }
-    if (gives_input_gradient(part.kind())) {
-      return stage.value == schedule_.stages() - 1 || (past_(stage, part.microbatch()) & kGradientHere) != 0 ||
-             (placement_.share_rank(stage, stage + 1) && (past_(stage + 1, part.microbatch()) & kBackwardDone) != 0);
+    if (gives_input_gradient(part.kind()) && s.value + 1 < schedule_.stages()) {
+      return placement_.share_rank(s, s + 1) ? (past_(s + 1, part.microbatch()) & kBackwardDone) != 0
+                                             : (past_(s, part.microbatch()) & kGradientHere) != 0;
     }
     return true;
   }
@@ -101,7 +90,7 @@ class Lowering {
     for_each_part(action, [&](const Action& part) {
       if (part.kind() == ActionKind::kForward) past_(part.stage(), part.microbatch()) |= kForwardDone;
       if (gives_input_gradient(part.kind())) past_(part.stage(), part.microbatch()) |= kBackwardDone;
-      const Action send = send_after(part);
+      const Action send = message_given(placement_, part);
       if (send.is_idle()) return;
       const Action receive = counterpart(send);
       const std::size_t peer = placement_.rank_of(receive.stage()).index();
@@ -117,9 +106,10 @@ class Lowering {
     for (std::size_t r = 0; r < next_.size(); ++r) {
       if (next_[r] == schedule_.rows[r].size()) continue;
       const std::string action = to_text(schedule_.rows[r][next_[r]]);
-      throw ScheduleError("send_recv: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
-                              " waits for a result that no rank can reach: the order cannot execute; run check to see the cycle",
-                          RankId(r), static_cast<int>(next_[r]), action);
+      throw ScheduleError(
+          "send_recv: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
+              " waits for a result that no rank can reach: the order cannot execute; run check to see the cycle",
+          RankId(r), static_cast<int>(next_[r]), action);
     }
     throw InternalError("send_recv stopped with every rank finished");
   }

@@ -72,11 +72,13 @@ class Structure {
         return forward_input_present(a) ? nullptr : missing_forward_input(a);
       case ActionKind::kBackwardWeight:
         ++stage.weight_parts;
-        return (past & kInput) != 0 ? nullptr : "its I does not stand before it: W comes after the I of the same microbatch";
+        return (past & kInput) != 0 ? nullptr
+                                    : "its I does not stand before it: W comes after the I of the same microbatch";
       default:
         break;
     }
-    if ((past & (kBackward | kInput)) != 0) return "its backward has run already: have either one B, or one I and one W";
+    if ((past & (kBackward | kInput)) != 0)
+      return "its backward has run already: have either one B, or one I and one W";
     if ((past & kForward) == 0) return "its F does not stand before it: a backward comes after the forward";
     stage.weight_parts += a.kind() == ActionKind::kBackward;
     return gradient_present(a, past) ? nullptr : missing_gradient(a);
@@ -139,8 +141,9 @@ class Structure {
   }
 
   std::optional<Refusal> check_completeness() const {
-    const bool trains = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.weight_parts > 0; }) ||
-                        any_input_part();
+    const bool trains =
+        std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.weight_parts > 0; }) ||
+        any_input_part();
     const bool reduces = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.reduced; });
     for (int s = 0; s < schedule_.stages(); ++s) {
       const StageState& stage = stages_[static_cast<std::size_t>(s)];

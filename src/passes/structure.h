@@ -7,7 +7,8 @@
 namespace stagecraft::detail {
 
 /// Everything that can be said rank by rank: each action exactly once, on its rank, after what it needs on that rank.
-/// `communicates`: whether the schedule has SENDs and RECVs, so that every result from another rank must have been received.
+/// `communicates`: whether the schedule has SENDs and RECVs, so that every result from another rank must have been
+/// received.
 std::optional<Refusal> check_structure(const Schedule& schedule, bool communicates);
 
 }  // namespace stagecraft::detail

@@ -10,8 +10,8 @@
 namespace stagecraft {
 namespace {
 
-/// For each action of a row, the first `count` distinct stages that compute from it on, itself included. An overlap brings
-/// both its stages before the count is looked at, so it can bring one more.
+/// For each action of a row, the first `count` distinct stages that compute from it on, itself included. An overlap
+/// brings both its stages before the count is looked at, so it can bring one more.
 class LookAhead {
  public:
   LookAhead(const Row& row, int count) : count_(static_cast<std::size_t>(count)), need_(row.size()) {
@@ -38,8 +38,8 @@ class LookAhead {
     std::size_t size = 0;
   };
 
-  /// Walking from the back, the stages seen from an action on are its own, then those seen from the next action on without
-  /// its own. Keeping the first count + 1 of them is enough, since only the first count + 1 can be needed.
+  /// Walking from the back, the stages seen from an action on are its own, then those seen from the next action on
+  /// without its own. Keeping the first count + 1 of them is enough, since only the first count + 1 can be needed.
   void bring(StageId stage, std::size_t by) {
     std::size_t at = 0;
     while (at < seen_.size() && seen_[at].stage != stage) ++at;
@@ -120,7 +120,8 @@ void unshard_reshard(Schedule& schedule, int max_active) {
     Row& row = schedule.rows[r];
     std::erase_if(row, [](const Action& action) { return action.is_idle(); });
     // No rank can have more stages active than it has.
-    row = with_sharding(row, std::min<int>(max_active, static_cast<int>(schedule.placement.stages_of(RankId(r)).size()) + 1));
+    row = with_sharding(
+        row, std::min<int>(max_active, static_cast<int>(schedule.placement.stages_of(RankId(r)).size()) + 1));
   }
 }
 

@@ -54,7 +54,8 @@ Verdict verify(const Schedule& schedule) {
   rendezvous = detail::check_rendezvous(schedule);
   if (!rendezvous) return verdict;
   verdict.fault = detail::check_tagged(schedule, communicates);
-  if (!verdict.fault) verdict.by_model[static_cast<std::size_t>(CommModel::kInOrder)] = detail::check_pair_order(schedule);
+  if (!verdict.fault)
+    verdict.by_model[static_cast<std::size_t>(CommModel::kInOrder)] = detail::check_pair_order(schedule);
   return verdict;
 }
 

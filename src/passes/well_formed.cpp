@@ -64,8 +64,9 @@ std::optional<Refusal> check_well_formed(const Schedule& schedule) {
   if (schedule.ranks() != schedule.placement.ranks() || schedule.stages() < 1 || schedule.microbatches < 1) {
     return refuse_missing(schedule, RankId(0), Action::idle(),
                           "a schedule has a row per rank of its placement, a stage and a microbatch, not " +
-                              std::to_string(schedule.ranks()) + " rows, " + std::to_string(schedule.placement.ranks()) +
-                              " ranks, " + std::to_string(schedule.stages()) + " stages and " +
+                              std::to_string(schedule.ranks()) + " rows, " +
+                              std::to_string(schedule.placement.ranks()) + " ranks, " +
+                              std::to_string(schedule.stages()) + " stages and " +
                               std::to_string(schedule.microbatches) + " microbatches");
   }
   std::vector<std::size_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);

@@ -18,7 +18,8 @@ constexpr ActionTextError kUnknownKind{
 constexpr ActionTextError kStageTooLarge{"the stage must be at most 16777215"};
 constexpr ActionTextError kMicrobatchTooLarge{"the microbatch must be at most 2147483646"};
 constexpr ActionTextError kMicrobatchMissing{"this kind needs a microbatch after it, as in 2F0"};
-constexpr ActionTextError kMicrobatchUnwanted{"UNSHARD, RESHARD and REDUCE_GRAD concern a whole stage: no microbatch after it"};
+constexpr ActionTextError kMicrobatchUnwanted{
+    "UNSHARD, RESHARD and REDUCE_GRAD concern a whole stage: no microbatch after it"};
 constexpr ActionTextError kOverlapShape{
     "an overlap is two actions in parentheses, one F and one B or I, then OVERLAP_F_B, as in (0F5;7B2)OVERLAP_F_B"};
 

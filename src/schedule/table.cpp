@@ -17,8 +17,8 @@ constexpr std::string_view kMarked = "\x1b[7m";  // reverse video, on top of the
 
 /// Compute in full colours, what only moves data dimmed. By ActionKind.
 constexpr std::array<std::string_view, kActionKinds> kColours = {
-    "",            "\x1b[36m",    "\x1b[33m",    "\x1b[32m",    "\x1b[35m",    "\x1b[1m",     "\x1b[2;37m",
-    "\x1b[2;37m",  "\x1b[2;37m",  "\x1b[2;36m",  "\x1b[2;36m",  "\x1b[2;33m",  "\x1b[2;33m"};
+    "",           "\x1b[36m",   "\x1b[33m",   "\x1b[32m",   "\x1b[35m",   "\x1b[1m",   "\x1b[2;37m",
+    "\x1b[2;37m", "\x1b[2;37m", "\x1b[2;36m", "\x1b[2;36m", "\x1b[2;33m", "\x1b[2;33m"};
 
 /// The part of the table to show, within the table.
 struct Range {

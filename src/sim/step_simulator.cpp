@@ -10,8 +10,8 @@
 namespace stagecraft {
 namespace {
 
-/// What has happened to a (stage, microbatch) so far. "Seen" is what other ranks know of a compute action when no message
-/// tells them: it follows one step later.
+/// What has happened to a (stage, microbatch) so far. "Seen" is what other ranks know of a compute action when no
+/// message tells them: it follows one step later.
 enum Past : std::uint8_t {
   kForwardDone = 1,
   kBackwardDone = 2,
@@ -46,8 +46,8 @@ class StepReplay {
   int run(Emit&& emit) {
     int step = 0;
     for (; awake_.next(0) != RankSet::npos; ++step) {
-      // A rank that finds its action not ready sleeps until something happens that could change that. The second sweep is
-      // for ranks woken by a higher rank in the same step.
+      // A rank that finds its action not ready sleeps until something happens that could change that. The second sweep
+      // is for ranks woken by a higher rank in the same step.
       const bool progress = sweep(step, emit);
       sweep(step, emit);
       let_others_see();
@@ -178,7 +178,8 @@ class StepReplay {
 void require_sound(const Schedule& schedule) {
   const Verdict verdict = verify(schedule);
   if (verdict.fault) {
-    throw ScheduleError(verdict.fault->message, verdict.fault->rank, verdict.fault->step, to_text(verdict.fault->action));
+    throw ScheduleError(verdict.fault->message, verdict.fault->rank, verdict.fault->step,
+                        to_text(verdict.fault->action));
   }
 }
 
@@ -188,9 +189,8 @@ StepTimes simulate_steps(const Schedule& schedule) {
   require_sound(schedule);
   StepTimes times;
   for (const Row& row : schedule.rows) times.step_of.emplace_back(row.size(), -1);
-  times.steps = StepReplay(schedule).run([&](std::size_t rank, std::size_t slot, int step) {
-    times.step_of[rank][slot] = step;
-  });
+  times.steps =
+      StepReplay(schedule).run([&](std::size_t rank, std::size_t slot, int step) { times.step_of[rank][slot] = step; });
   return times;
 }
 

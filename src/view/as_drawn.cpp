@@ -5,8 +5,8 @@
 namespace stagecraft {
 namespace {
 
-/// Ranks that wait for each other in turn need steps in proportion to all actions, so the table can be far larger than the
-/// rows it comes from.
+/// Ranks that wait for each other in turn need steps in proportion to all actions, so the table can be far larger than
+/// the rows it comes from.
 void refuse_if_too_large(int ranks, int steps) {
   if (std::int64_t{ranks} * steps <= kMaxSlots) return;
   throw InvalidArgument(std::to_string(ranks) + " ranks over " + std::to_string(steps) + " steps are more than " +

@@ -10,8 +10,8 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 constexpr std::string_view kEllipsis = "\xE2\x80\xA6";
 
-/// Length of the valid UTF-8 sequence at the front of `text`, 0 when there is none. Overlong forms, surrogates and values
-/// past U+10FFFF are not valid.
+/// Length of the valid UTF-8 sequence at the front of `text`, 0 when there is none. Overlong forms, surrogates and
+/// values past U+10FFFF are not valid.
 std::size_t sequence_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);

@@ -29,9 +29,10 @@ constexpr std::size_t kLongestTitle = 80;
 void refuse_if_too_large(const detail::SvgContents& contents) {
   const std::int64_t cells = std::int64_t{contents.ranks} * std::max(contents.steps, 1);
   if (cells <= kMaxSvgCells) return;
-  throw InvalidArgument(fmt::format("{} ranks over {} steps are {} cells, more than the {} an SVG can show: use --format "
-                                    "csv or --format trace, or draw fewer microbatches",
-                                    contents.ranks, contents.steps, cells, kMaxSvgCells));
+  throw InvalidArgument(
+      fmt::format("{} ranks over {} steps are {} cells, more than the {} an SVG can show: use --format "
+                  "csv or --format trace, or draw fewer microbatches",
+                  contents.ranks, contents.steps, cells, kMaxSvgCells));
 }
 
 std::string counted(std::int64_t count, std::string_view noun, std::string_view plural = {}) {
@@ -41,7 +42,8 @@ std::string counted(std::int64_t count, std::string_view noun, std::string_view 
 
 std::string summary(const Schedule& schedule, const detail::SvgContents& contents) {
   std::string text = counted(contents.ranks, "rank") + ", " + counted(schedule.stages(), "stage") + ", " +
-                     counted(schedule.microbatches, "microbatch", "microbatches") + ", " + counted(contents.steps, "step");
+                     counted(schedule.microbatches, "microbatch", "microbatches") + ", " +
+                     counted(contents.steps, "step");
   const std::int64_t slots = std::int64_t{contents.ranks} * contents.steps;
   if (slots > 0) text += fmt::format(", {:.1f}% of slots idle", 100.0 * double(contents.idle) / double(slots));
   return text;
@@ -69,7 +71,8 @@ class SvgWriter {
     const double names = layout_.right_names ? layout_.left : kMargin;
     const double chart_right = layout_.left + layout_.chart_width(contents) + names;
     width_ = std::max({chart_right, 560.0, 2 * kMargin + detail::text_width(title_, kTitleFont)});
-    legend_ = detail::svg_legend(contents, layout_.labels, kMargin, kLegendTop, std::min(width_ - kMargin, kLegendRight));
+    legend_ =
+        detail::svg_legend(contents, layout_.labels, kMargin, kLegendTop, std::min(width_ - kMargin, kLegendRight));
     top_ = kLegendTop + legend_.height + 6 + (layout_.top_axis ? kAxisHeight : 0);
     bottom_ = top_ + contents.ranks * layout_.row_pitch;
   }
@@ -99,9 +102,8 @@ class SvgWriter {
 <text x="{6}" y="30" font-size="{7}" font-weight="600">{8}</text>
 <text x="{6}" y="48" fill="{9}">{10}</text>
 )",
-        w, h, num(kTextFont), detail::kInk, detail::xml_escaped(schedule_.name),
-        detail::fill_of(ActionKind::kIdle, 0), num(kMargin), num(kTitleFont), detail::xml_escaped(title_),
-        detail::kFaintInk, summary_);
+        w, h, num(kTextFont), detail::kInk, detail::xml_escaped(schedule_.name), detail::fill_of(ActionKind::kIdle, 0),
+        num(kMargin), num(kTitleFont), detail::xml_escaped(title_), detail::kFaintInk, summary_);
   }
 
   void write_chart() {
@@ -141,10 +143,10 @@ class SvgWriter {
       ticks += fmt::format("M{} {}v{}", x, num(y), 3 * direction);
       numbers += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>", x, num(y + (direction > 0 ? 13 : -5)), step);
     }
-    out_ << fmt::format("<path stroke=\"{0}\" d=\"{1}\"/>\n<g font-size=\"{2}\" fill=\"{0}\" text-anchor=\"middle\">"
-                        "<text x=\"{3}\" y=\"{4}\" text-anchor=\"end\">step</text>{5}</g>\n",
-                        detail::kFaintInk, ticks, num(kAxisFont), num(layout_.left - 8),
-                        num(y + (direction > 0 ? 13 : -5)), numbers);
+    out_ << fmt::format(
+        "<path stroke=\"{0}\" d=\"{1}\"/>\n<g font-size=\"{2}\" fill=\"{0}\" text-anchor=\"middle\">"
+        "<text x=\"{3}\" y=\"{4}\" text-anchor=\"end\">step</text>{5}</g>\n",
+        detail::kFaintInk, ticks, num(kAxisFont), num(layout_.left - 8), num(y + (direction > 0 ? 13 : -5)), numbers);
   }
 
   std::ostream& out_;

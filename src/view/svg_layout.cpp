@@ -12,7 +12,7 @@ namespace {
 constexpr double kScreen = 1500;   // pixels shown without scrolling
 constexpr double kWidest = 20000;  // image viewers end at 32767
 constexpr double kMargin = 16;
-constexpr double kDigit = 0.62;    // of the font size; the widest of the common fonts needs 0.64
+constexpr double kDigit = 0.62;  // of the font size; the widest of the common fonts needs 0.64
 constexpr int kHoverCells = 4000;
 constexpr std::size_t kLongestStageList = 18;
 

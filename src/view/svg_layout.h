@@ -11,10 +11,10 @@ namespace stagecraft::detail {
 /// What the schedule holds, as far as the picture's measures depend on it.
 struct SvgContents {
   int ranks = 0;
-  int steps = 0;          ///< Longest row.
-  std::int64_t idle = 0;  ///< Empty slots, those after the end of a short row included.
+  int steps = 0;                             ///< Longest row.
+  std::int64_t idle = 0;                     ///< Empty slots, those after the end of a short row included.
   std::array<bool, kActionKinds> present{};  ///< Parts of overlaps count as their own kinds too.
-  int compute_label = 0;  ///< Characters of the longest label in a compute cell, and in any other.
+  int compute_label = 0;                     ///< Characters of the longest label in a compute cell, and in any other.
   int other_label = 0;
   int most_stages = 0;  ///< Of any one rank.
 
@@ -33,8 +33,8 @@ struct SvgLayout {
   bool other_labels = true;  ///< In the others.
   double font = 0;
   double small_font = 0;
-  bool hover = true;         ///< A <title> for each cell.
-  bool stage_lists = true;   ///< Under the ranks' names.
+  bool hover = true;        ///< A <title> for each cell.
+  bool stage_lists = true;  ///< Under the ranks' names.
   double rank_font = 0;
   double left = 0;           ///< Where step 0 begins.
   bool right_names = false;  ///< Names of ranks on the right too, once the left ones scroll out of sight.

@@ -26,7 +26,8 @@ std::string shaded_swatch(ActionKind kind, int stages, Box box) {
 }
 
 std::string swatch(ActionKind kind, int stages, const Box& box) {
-  if (kind == ActionKind::kIdle) return fmt::format("<path fill=\"url(#stagecraft-idle)\" d=\"{}\"/>", outline(kind, box));
+  if (kind == ActionKind::kIdle)
+    return fmt::format("<path fill=\"url(#stagecraft-idle)\" d=\"{}\"/>", outline(kind, box));
   if (kind == ActionKind::kOverlap) {
     const double half = (box.height - 1) / 2;
     return shaded_swatch(ActionKind::kForward, 1, {box.x, box.y, box.width, half}) +
@@ -73,7 +74,8 @@ SvgLegend svg_legend(const SvgContents& contents, bool labels, double left, doub
     Box box = place(swatch_size + 5 + text_width(text, kFont));
     box.width = swatch_size;
     legend.text += swatch(kind, contents.most_stages, box);
-    legend.text += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", num(box.x + swatch_size + 5), num(box.y + 11), text);
+    legend.text +=
+        fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", num(box.x + swatch_size + 5), num(box.y + 11), text);
   };
   for (int kind = 1; kind < kActionKinds; ++kind) put(static_cast<ActionKind>(kind));
   put(ActionKind::kIdle);

@@ -33,8 +33,8 @@ const std::string& SvgRows::draw(int rank, double top) {
 /// One box for a whole run of idle slots.
 void SvgRows::add_idle(int step, int end) {
   if (step >= end) return;
-  idle_ += outline(ActionKind::kIdle,
-                   {step * layout_.cell_width, 0, (end - step) * layout_.cell_width - layout_.gap, layout_.cell_height});
+  idle_ += outline(ActionKind::kIdle, {step * layout_.cell_width, 0, (end - step) * layout_.cell_width - layout_.gap,
+                                       layout_.cell_height});
 }
 
 void SvgRows::add_action(int step, const Action& action) {
@@ -95,8 +95,8 @@ void SvgRows::put_labels() {
     if (labels_[line].empty()) continue;
     const double font = line == kSmall ? layout_.small_font : layout_.font;
     const double baseline = layout_.cell_height * kMiddles[line] + 0.36 * font;  // digits are 0.72 of the font high
-    out_ += fmt::format("<g transform=\"translate(0 {})\" font-size=\"{}\" pointer-events=\"none\">{}</g>", num(baseline),
-                        num(font), labels_[line]);
+    out_ += fmt::format("<g transform=\"translate(0 {})\" font-size=\"{}\" pointer-events=\"none\">{}</g>",
+                        num(baseline), num(font), labels_[line]);
     labels_[line].clear();
   }
 }

@@ -8,7 +8,8 @@
 
 namespace stagecraft::detail {
 
-/// The cells of one rank at a time. Cells of one colour are gathered into one group per row, which keeps the file small.
+/// The cells of one rank at a time. Cells of one colour are gathered into one group per row, which keeps the file
+/// small.
 class SvgRows {
  public:
   SvgRows(const Schedule& schedule, const SvgContents& contents, const SvgLayout& layout)

@@ -14,8 +14,8 @@ struct Look {
   std::string_view legend;
 };
 
-/// Compute: hues that stay apart under the common forms of colour blindness (sky blue, orange, green and purple of Okabe
-/// and Ito). The rest: greys with a hint of the hue they serve, told apart by outline and letter. By ActionKind.
+/// Compute: hues that stay apart under the common forms of colour blindness (sky blue, orange, green and purple of
+/// Okabe and Ito). The rest: greys with a hint of the hue they serve, told apart by outline and letter. By ActionKind.
 constexpr std::array<Look, kActionKinds> kLooks = {{
     {0xebeff3, "idle"},
     {0x56b4e9, "F forward"},
@@ -77,7 +77,8 @@ std::string outline(ActionKind kind, const Box& box) {
     return fmt::format("{0}h{1}l{2} {3}l-{2} {3}h-{1}z", start, num(box.width - tip), num(tip), num(box.height / 2));
   }
   if (tip > 0 && is_receive(kind)) {
-    return fmt::format("{0}h{1}v{2}h-{1}l{3}-{4}z", start, num(box.width), num(box.height), num(tip), num(box.height / 2));
+    return fmt::format("{0}h{1}v{2}h-{1}l{3}-{4}z", start, num(box.width), num(box.height), num(tip),
+                       num(box.height / 2));
   }
   return fmt::format("{0}h{1}v{2}h-{1}z", start, num(box.width), num(box.height));
 }

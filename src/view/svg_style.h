@@ -8,7 +8,8 @@
 /// What things look like in the SVG: colour for the kind, shade for the stage, outline for the role.
 namespace stagecraft::detail {
 
-/// Shades from full colour (0, a rank's first stage) to pale (kShades - 1, its last). A fixed scale: two pictures agree.
+/// Shades from full colour (0, a rank's first stage) to pale (kShades - 1, its last). A fixed scale: two pictures
+/// agree.
 inline constexpr int kShades = 8;
 
 /// Shade of the index-th of `count` stages of a rank.

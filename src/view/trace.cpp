@@ -14,11 +14,13 @@
 namespace stagecraft {
 namespace {
 
-/// The threads of a rank's process. The halves of an overlap run at once, and slices of one thread must not: they get two.
+/// The threads of a rank's process. The halves of an overlap run at once, and slices of one thread must not: they get
+/// two.
 enum Thread { kCompute, kOverlapped, kCommunication, kSharding };
 /// Viewers take thread 0 of process 0 for the system's idle thread.
 constexpr int tid_of(int thread) { return thread + 1; }
-constexpr std::array<std::string_view, 4> kThreadNames = {"compute", "compute, overlapped", "communication", "sharding"};
+constexpr std::array<std::string_view, 4> kThreadNames = {"compute", "compute, overlapped", "communication",
+                                                          "sharding"};
 constexpr std::array<std::string_view, 4> kCategories = {"compute", "compute", "communication", "sharding"};
 
 constexpr Thread thread_of(ActionKind kind) {
@@ -34,8 +36,8 @@ std::uint64_t message_id(const Action& a) {
   return (stage << 32 | static_cast<std::uint32_t>(receive.microbatch().value)) << 1 | backward;
 }
 
-/// The messages with both ends in the schedule, sorted; an arrow with one end is an error to the viewer. The place in the
-/// list is the arrow's id: viewers keep ids as doubles, which a packed id may exceed.
+/// The messages with both ends in the schedule, sorted; an arrow with one end is an error to the viewer. The place in
+/// the list is the arrow's id: viewers keep ids as doubles, which a packed id may exceed.
 std::vector<std::uint64_t> paired_messages(const Schedule& schedule) {
   std::vector<std::uint64_t> sent;
   std::vector<std::uint64_t> received;
@@ -126,8 +128,8 @@ class TraceWriter {
           kCategories[thread], rank, tid_of(thread), slot, args);
   }
 
-  /// An arrow leaves at the middle of its SEND and arrives three quarters into its RECV: a step may hold both, and an arrow
-  /// must not end before it begins.
+  /// An arrow leaves at the middle of its SEND and arrives three quarters into its RECV: a step may hold both, and an
+  /// arrow must not end before it begins.
   void write_flow(int rank, std::size_t slot, const Action& action) {
     const std::uint64_t id = message_id(action);
     const auto found = std::lower_bound(messages_.begin(), messages_.end(), id);
@@ -135,8 +137,7 @@ class TraceWriter {
     const auto number = found - messages_.begin();
     const bool send = is_send(action.kind());
     event(R"({{"ph":"{}",{}"name":"message","cat":"communication","id":{},"pid":{},"tid":{},"ts":{}.{}}})",
-          send ? "s" : "f", send ? "" : R"("bp":"e",)", number, rank, tid_of(kCommunication), slot,
-          send ? "5" : "75");
+          send ? "s" : "f", send ? "" : R"("bp":"e",)", number, rank, tid_of(kCommunication), slot, send ? "5" : "75");
   }
 
   static constexpr std::size_t kBuffered = 1 << 16;

@@ -5,8 +5,8 @@
 
 #include "stagecraft/core/ids.h"
 
-/// Every failure Stagecraft reports is one of these types. A message holds the value that was wrong, the rule it breaks and
-/// the remedy, on one line.
+/// Every failure Stagecraft reports is one of these types. A message holds the value that was wrong, the rule it breaks
+/// and the remedy, on one line.
 namespace stagecraft {
 
 class Error : public std::runtime_error {
@@ -33,8 +33,8 @@ class ParseError : public Error {
   int column_;
 };
 
-/// A schedule that must not run. Rank and step point at the action at fault (counted from 0); `step` is -1 when the fault
-/// is something that is missing.
+/// A schedule that must not run. Rank and step point at the action at fault (counted from 0); `step` is -1 when the
+/// fault is something that is missing.
 class ScheduleError : public Error {
  public:
   ScheduleError(const std::string& message, RankId rank, int step, std::string action)

@@ -12,7 +12,8 @@
 /// Proof that a schedule can run, or the reason why not.
 namespace stagecraft {
 
-/// How messages behave, from the most forgiving to the strictest. What is safe under a later one is safe under all before.
+/// How messages behave, from the most forgiving to the strictest. What is safe under a later one is safe under all
+/// before.
 enum class CommModel {
   kTagged,      ///< Non-blocking, matched by tag (MPI, ranks as threads).
   kInOrder,     ///< Non-blocking, matched by order alone per directed pair of ranks (NCCL).
@@ -23,8 +24,8 @@ inline constexpr std::array<CommModel, 3> kCommModels = {CommModel::kTagged, Com
 /// "tagged", "in_order", "rendezvous".
 std::string_view model_name(CommModel model);
 
-/// One link of a chain of waiting ranks: `rank` stands at `action` and cannot pass before `on_action`, which stands later on
-/// `on_rank`.
+/// One link of a chain of waiting ranks: `rank` stands at `action` and cannot pass before `on_action`, which stands
+/// later on `on_rank`.
 struct Waiting {
   RankId rank;
   int step;
@@ -62,9 +63,10 @@ struct Verdict {
   [[nodiscard]] const Refusal* first_refusal() const;
 };
 
-/// Checks that every F and every B (or I then W) of every stage and microbatch stands exactly once, on the right rank, in an
-/// order that can execute across ranks; that SENDs and RECVs pair up; that UNSHARD, RESHARD and REDUCE_GRAD are where they
-/// belong; and freedom from deadlock in the three models. Linear in the number of actions. Never throws on a bad schedule.
+/// Checks that every F and every B (or I then W) of every stage and microbatch stands exactly once, on the right rank,
+/// in an order that can execute across ranks; that SENDs and RECVs pair up; that UNSHARD, RESHARD and REDUCE_GRAD are
+/// where they belong; and freedom from deadlock in the three models. Linear in the number of actions. Never throws on a
+/// bad schedule.
 Verdict verify(const Schedule& schedule);
 
 /// Throws ScheduleError with the full text of the refusal unless the schedule is safe under `model`.

@@ -44,8 +44,8 @@ class Placement {
  private:
   std::vector<RankId> rank_of_;
   std::vector<int> local_index_;
-  std::vector<StageId> grouped_;      // stages sorted by (rank, stage)
-  std::vector<int> first_ = {0};      // rank r owns grouped_[first_[r] .. first_[r + 1])
+  std::vector<StageId> grouped_;  // stages sorted by (rank, stage)
+  std::vector<int> first_ = {0};  // rank r owns grouped_[first_[r] .. first_[r + 1])
 };
 
 }  // namespace stagecraft

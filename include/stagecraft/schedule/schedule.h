@@ -12,14 +12,14 @@ namespace stagecraft {
 /// What one rank does, in order. Idle slots are part of it: they line the ranks up when a schedule is drawn.
 using Row = std::vector<Action>;
 
-/// Most ranks, and most slots (idle ones included: 2 GiB of actions), that a file or a request may have. More is refused before
-/// memory is taken for it.
+/// Most ranks, and most slots (idle ones included: 2 GiB of actions), that a file or a request may have. More is
+/// refused before memory is taken for it.
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
 inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 27;
 
-/// A schedule is data: one row per rank, the map of stages to ranks, and the number of microbatches. Compute-only (F, B, I,
-/// W, overlaps, idle) as generators make it, or lowered (communication and sharding actions added) as passes leave it. It
-/// may hold anything; `verify` says whether it can run.
+/// A schedule is data: one row per rank, the map of stages to ranks, and the number of microbatches. Compute-only (F,
+/// B, I, W, overlaps, idle) as generators make it, or lowered (communication and sharding actions added) as passes
+/// leave it. It may hold anything; `verify` says whether it can run.
 struct Schedule {
   std::string name;
   Placement placement;

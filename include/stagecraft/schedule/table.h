@@ -36,8 +36,8 @@ struct TableOptions {
 };
 
 /// Slots are drawn as they stand. Steps are padded to the width of the last step of the whole table, so that an excerpt
-/// reads like a piece of it. Rows may differ in length; a block of ranks ends with its longest row. No line has trailing
-/// blanks. Takes time in proportion to the slots shown and the text written.
+/// reads like a piece of it. Rows may differ in length; a block of ranks ends with its longest row. No line has
+/// trailing blanks. Takes time in proportion to the slots shown and the text written.
 void write_table(std::ostream& out, const std::vector<Row>& rows, const TableOptions& options = {});
 
 }  // namespace stagecraft

@@ -7,17 +7,17 @@
 
 namespace stagecraft {
 
-/// When each action runs if every action takes one step. `step_of[rank][i]` is the step of the i-th slot of that rank, -1 for
-/// an idle slot.
+/// When each action runs if every action takes one step. `step_of[rank][i]` is the step of the i-th slot of that rank,
+/// -1 for an idle slot.
 struct StepTimes {
   int steps = 0;
   std::vector<std::vector<std::int32_t>> step_of;
 };
 
-/// Per step each rank takes its next action if what it needs is done, else idles; idle slots of the schedule are dropped first.
-/// A RECV needs its SEND and a SEND its compute, possibly in the same step (PyTorch's rule, and its step counts). In a
-/// compute-only schedule an action needs its neighbour stage's in an *earlier* step, which shows the bubble. Throws
-/// ScheduleError when no rank can go on.
+/// Per step each rank takes its next action if what it needs is done, else idles; idle slots of the schedule are
+/// dropped first. A RECV needs its SEND and a SEND its compute, possibly in the same step (PyTorch's rule, and its step
+/// counts). In a compute-only schedule an action needs its neighbour stage's in an *earlier* step, which shows the
+/// bubble. Throws ScheduleError when no rank can go on.
 StepTimes simulate_steps(const Schedule& schedule);
 
 /// Just the number of steps, without the table.

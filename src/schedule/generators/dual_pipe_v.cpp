@@ -1,16 +1,17 @@
-// DualPipeV (DeepSeek's DualPipe cut in half): two stages per rank in a V; in the steady phase every forward runs together
-// with a backward of the rank's other stage, so that the messages of one hide behind the compute of the other.
+// DualPipeV (DeepSeek's DualPipe cut in half): two stages per rank in a V; in the steady phase every forward runs
+// together with a backward of the rank's other stage, so that the messages of one hide behind the compute of the other.
 //
 //   one rank, phases:  F0 F0 ... | F0 F1 | I1 W F1 | F0&B1 F1&B0 ... | B1 F1&B0 | B1 B0 | W B0 | W
 //
-// The pattern needs at least 2p microbatches; with fewer, the actions of the missing ones fall away, and an overlap that
-// loses one half becomes the other half alone.
+// The pattern needs at least 2p microbatches; with fewer, the actions of the missing ones fall away, and an overlap
+// that loses one half becomes the other half alone.
 //
-// Bubble: (p - 1)(F&B + B - 3W), F&B an overlapped pair, per half-rank stage.  Memory: min(2m, 2p + 1) half-rank activations.
+// Bubble: (p - 1)(F&B + B - 3W), F&B an overlapped pair, per half-rank stage.  Memory: min(2m, 2p + 1) half-rank
+// activations.
 
 #include <deque>
 
-#include "stagecraft/schedule/generator.h"
+#include "by_rank.h"
 
 namespace stagecraft::generator {
 namespace {
@@ -19,10 +20,10 @@ class Writer {
  public:
   Writer(StageId down, StageId up, int microbatches) : stage_{down, up}, microbatches_(microbatches) {}
 
-  void forward(int chunk) { push(next_forward(chunk)); }
-  void full(int chunk) { push(next_backward(ActionKind::kBackward, chunk)); }
-  void input(int chunk) {
-    const Action action = next_backward(ActionKind::kBackwardInput, chunk);
+  void forward(int leg) { push(next_forward(leg)); }
+  void full(int leg) { push(next_backward(ActionKind::kBackward, leg)); }
+  void input(int leg) {
+    const Action action = next_backward(ActionKind::kBackwardInput, leg);
     owed_.push_back(Action::backward_weight(action.stage(), action.microbatch()));
     push(action);
   }
@@ -32,9 +33,9 @@ class Writer {
     push(owed_.front());
     owed_.pop_front();
   }
-  void overlap(int forward_chunk, int backward_chunk) {
-    const Action forward = next_forward(forward_chunk);
-    const Action backward = next_backward(ActionKind::kBackward, backward_chunk);
+  void overlap(int forward_leg, int backward_leg) {
+    const Action forward = next_forward(forward_leg);
+    const Action backward = next_backward(ActionKind::kBackward, backward_leg);
     if (exists(forward) && exists(backward)) {
       row_.push_back(Action::overlap(forward, backward));
     } else {
@@ -45,8 +46,8 @@ class Writer {
   Row take() { return std::move(row_); }
 
  private:
-  Action next_forward(int chunk) { return Action::forward(stage_[chunk], MicrobatchId(forwards_[chunk]++)); }
-  Action next_backward(ActionKind kind, int chunk) { return {kind, stage_[chunk], MicrobatchId(backwards_[chunk]++)}; }
+  Action next_forward(int leg) { return Action::forward(stage_[leg], MicrobatchId(forwards_[leg]++)); }
+  Action next_backward(ActionKind kind, int leg) { return {kind, stage_[leg], MicrobatchId(backwards_[leg]++)}; }
   [[nodiscard]] bool exists(const Action& action) const { return action.microbatch().value < microbatches_; }
   void push(const Action& action) {
     if (exists(action)) row_.push_back(action);
@@ -60,9 +61,9 @@ class Writer {
   int backwards_[2] = {0, 0};
 };
 
-Row make_row(int p, int r, int microbatches) {
+Row make_row(int p, int r, std::span<const StageId> stages, int microbatches) {
   const int pattern = std::max(2 * p, microbatches);
-  Writer write(StageId(r), StageId(2 * p - 1 - r), microbatches);
+  Writer write(stages[0], stages[1], microbatches);
   for (int i = 0; i < 2 * (p - r - 1); ++i) write.forward(0);
   for (int i = 0; i < r + 1; ++i) {
     write.forward(0);
@@ -88,7 +89,7 @@ Row make_row(int p, int r, int microbatches) {
   }
   // From the middle of this phase on the backwards are split, and their weight parts fill the end.
   bool split = false;
-  const auto backward = [&](int chunk) { split ? write.input(chunk) : write.full(chunk); };
+  const auto backward = [&](int leg) { split ? write.input(leg) : write.full(leg); };
   for (int i = 0; i < r + 1; ++i) {
     const bool middle = i == (r + 1) / 2;
     if (middle && r % 2 == 1) split = true;
@@ -105,9 +106,9 @@ Row make_row(int p, int r, int microbatches) {
 }
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::v(shape.ranks, 2), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) schedule.rows.push_back(make_row(shape.ranks, r, shape.microbatches));
-  return schedule;
+  return detail::by_rank(shape, Placement::v(shape.ranks, 2), [&](int r, std::span<const StageId> stages) {
+    return make_row(shape.ranks, r, stages, shape.microbatches);
+  });
 }
 
 }  // namespace

@@ -9,24 +9,24 @@
 //
 // Bubble: (p - 1) F.  Memory: 1 (nothing waits for a backward).
 
+#include "by_rank.h"
 #include "line_up.h"
-#include "stagecraft/schedule/generator.h"
 
 namespace stagecraft::generator {
 namespace {
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::loop(shape.ranks, shape.stages_per_rank), shape.microbatches, {}};
-  schedule.rows.resize(static_cast<std::size_t>(shape.ranks));
-  for (int r = 0; r < shape.ranks; ++r) {
-    Row& row = schedule.rows[static_cast<std::size_t>(r)];
+  const auto make_row = [&](int, std::span<const StageId> stages) {
+    Row row;
     for (int begin = 0; begin < shape.microbatches; begin += shape.ranks) {
       const int end = std::min(begin + shape.ranks, shape.microbatches);
-      for (const StageId stage : schedule.placement.stages_of(RankId(r))) {
+      for (const StageId stage : stages) {
         for (int m = begin; m < end; ++m) row.push_back(Action::forward(stage, MicrobatchId(m)));
       }
     }
-  }
+    return row;
+  };
+  Schedule schedule = detail::by_rank(shape, Placement::loop(shape.ranks, shape.stages_per_rank), make_row);
   detail::line_up(schedule);
   return schedule;
 }
@@ -34,14 +34,14 @@ Schedule make(const Shape& shape) {
 }  // namespace
 
 extern const Generator forward_only = {.name = "ForwardOnly",
-                                .placement = "loop",
-                                .min_stages_per_rank = 1,
-                                .max_stages_per_rank = kMaxStage,
-                                .default_stages_per_rank = 1,
-                                .takes_memory_limit = false,
-                                .bubble = "(p-1) F",
-                                .memory = "1",
-                                .summary = "forwards alone, for inference and evaluation",
-                                .make = make};
+                                       .placement = "loop",
+                                       .min_stages_per_rank = 1,
+                                       .max_stages_per_rank = kMaxStage,
+                                       .default_stages_per_rank = 1,
+                                       .takes_memory_limit = false,
+                                       .bubble = "(p-1) F",
+                                       .memory = "1",
+                                       .summary = "forwards alone, for inference and evaluation",
+                                       .make = make};
 
 }  // namespace stagecraft::generator

@@ -6,33 +6,32 @@
 //
 // Bubble: (p - 1)(F + B).  Memory: m.
 
-#include "stagecraft/schedule/generator.h"
+#include "by_rank.h"
 
 namespace stagecraft::generator {
 namespace {
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::linear(shape.ranks), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) {
-    Row& row = schedule.rows.emplace_back();
+  return detail::by_rank(shape, Placement::linear(shape.ranks), [&](int, std::span<const StageId> stages) {
+    Row row;
     row.reserve(2 * static_cast<std::size_t>(shape.microbatches));
-    for (int m = 0; m < shape.microbatches; ++m) row.push_back(Action::forward(StageId(r), MicrobatchId(m)));
-    for (int m = 0; m < shape.microbatches; ++m) row.push_back(Action::backward(StageId(r), MicrobatchId(m)));
-  }
-  return schedule;
+    for (int m = 0; m < shape.microbatches; ++m) row.push_back(Action::forward(stages[0], MicrobatchId(m)));
+    for (int m = 0; m < shape.microbatches; ++m) row.push_back(Action::backward(stages[0], MicrobatchId(m)));
+    return row;
+  });
 }
 
 }  // namespace
 
 extern const Generator gpipe = {.name = "GPipe",
-                         .placement = "linear",
-                         .min_stages_per_rank = 1,
-                         .max_stages_per_rank = 1,
-                         .default_stages_per_rank = 1,
-                         .takes_memory_limit = false,
-                         .bubble = "(p-1)(F+B)",
-                         .memory = "m",
-                         .summary = "all forwards, then all backwards",
-                         .make = make};
+                                .placement = "linear",
+                                .min_stages_per_rank = 1,
+                                .max_stages_per_rank = 1,
+                                .default_stages_per_rank = 1,
+                                .takes_memory_limit = false,
+                                .bubble = "(p-1)(F+B)",
+                                .memory = "m",
+                                .summary = "all forwards, then all backwards",
+                                .make = make};
 
 }  // namespace stagecraft::generator

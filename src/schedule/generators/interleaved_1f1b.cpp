@@ -7,16 +7,15 @@
 // Bubble: (p - 1)(F + B), F and B of one stage: 1F1B's divided by v.
 // Memory: min(vm, (v - 1) q + 2(p - 1 - r) + 1) on rank r, q = microbatches per round (p when p divides m).
 
+#include "by_rank.h"
 #include "interleaved_order.h"
-#include "stagecraft/schedule/generator.h"
 
 namespace stagecraft::generator {
 namespace {
 
-Row make_row(const Shape& shape, const Placement& placement, int r) {
+Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   const int p = shape.ranks;
   const int v = shape.stages_per_rank;
-  const auto stages = placement.stages_of(RankId(r));
   detail::InterleavedOrder forwards(p, v, shape.microbatches, /*from_last_stage=*/false);
   detail::InterleavedOrder backwards(p, v, shape.microbatches, /*from_last_stage=*/true);
   const int total = v * shape.microbatches;
@@ -48,9 +47,8 @@ Row make_row(const Shape& shape, const Placement& placement, int r) {
 }
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::loop(shape.ranks, shape.stages_per_rank), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) schedule.rows.push_back(make_row(shape, schedule.placement, r));
-  return schedule;
+  return detail::by_rank(shape, Placement::loop(shape.ranks, shape.stages_per_rank),
+                         [&](int r, std::span<const StageId> stages) { return make_row(shape, r, stages); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Interleaved zero bubble: Interleaved1F1B with the backward split. Weight parts are held back, r of them on rank r, and
-// fill the end; a shorter warm-up suffices because input parts come back sooner.
+// Interleaved zero bubble: Interleaved1F1B with the backward split. Weight parts are held back, r of them on rank r,
+// and fill the end; a shorter warm-up suffices because input parts come back sooner.
 //
 //   p = 2, v = 2, m = 2:
 //   rank 0 | 0F0 0F1 2F0     2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
@@ -8,16 +8,15 @@
 // Bubble: (p - 1)(F + I - W), F, I and W of one stage.
 // Memory: about (v - 1) q + (p - 1 - r) + 1 forwards in stock plus r held-back weight parts, q as in Interleaved1F1B.
 
+#include "by_rank.h"
 #include "interleaved_order.h"
-#include "stagecraft/schedule/generator.h"
 
 namespace stagecraft::generator {
 namespace {
 
-Row make_row(const Shape& shape, const Placement& placement, int r) {
+Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   const int p = shape.ranks;
   const int v = shape.stages_per_rank;
-  const auto stages = placement.stages_of(RankId(r));
   detail::InterleavedOrder forwards(p, v, shape.microbatches, /*from_last_stage=*/false);
   detail::InterleavedOrder inputs(p, v, shape.microbatches, /*from_last_stage=*/true);
   detail::InterleavedOrder weights = inputs;  // the oldest I without its W comes first
@@ -74,24 +73,24 @@ std::vector<Row> delay_forwards(const std::vector<Row>& rows, int stages, int mi
 }
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::loop(shape.ranks, shape.stages_per_rank), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) schedule.rows.push_back(make_row(shape, schedule.placement, r));
+  Schedule schedule =
+      detail::by_rank(shape, Placement::loop(shape.ranks, shape.stages_per_rank),
+                      [&](int r, std::span<const StageId> stages) { return make_row(shape, r, stages); });
   schedule.rows = delay_forwards(schedule.rows, schedule.stages(), shape.microbatches);
   return schedule;
 }
 
 }  // namespace
 
-extern const Generator interleaved_zero_bubble = {
-    .name = "InterleavedZeroBubble",
-    .placement = "loop",
-    .min_stages_per_rank = 1,
-    .max_stages_per_rank = kMaxStage,
-    .default_stages_per_rank = 2,
-    .takes_memory_limit = false,
-    .bubble = "(p-1)(F+I-W)",
-    .memory = "about (v-1)q+p",
-    .summary = "Interleaved1F1B with split backward",
-    .make = make};
+extern const Generator interleaved_zero_bubble = {.name = "InterleavedZeroBubble",
+                                                  .placement = "loop",
+                                                  .min_stages_per_rank = 1,
+                                                  .max_stages_per_rank = kMaxStage,
+                                                  .default_stages_per_rank = 2,
+                                                  .takes_memory_limit = false,
+                                                  .bubble = "(p-1)(F+I-W)",
+                                                  .memory = "about (v-1)q+p",
+                                                  .summary = "Interleaved1F1B with split backward",
+                                                  .make = make};
 
 }  // namespace stagecraft::generator

@@ -2,8 +2,8 @@
 
 #include "stagecraft/schedule/schedule.h"
 
-/// Puts the rows of a compute-only schedule on a common clock of one slot per action, by inserting idle slots: afterwards
-/// everything an action needs from another rank stands in an earlier slot. The order within each row stays.
+/// Puts the rows of a compute-only schedule on a common clock of one slot per action, by inserting idle slots:
+/// afterwards everything an action needs from another rank stands in an earlier slot. The order within each row stays.
 namespace stagecraft::detail {
 
 void line_up(Schedule& schedule);

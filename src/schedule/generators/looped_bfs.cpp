@@ -6,16 +6,14 @@
 //
 // Bubble: (p - 1)(F + B), F and B of one stage: GPipe's divided by v.  Memory: v m.
 
-#include "stagecraft/schedule/generator.h"
+#include "by_rank.h"
 
 namespace stagecraft::generator {
 namespace {
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::loop(shape.ranks, shape.stages_per_rank), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) {
-    const auto stages = schedule.placement.stages_of(RankId(r));
-    Row& row = schedule.rows.emplace_back(static_cast<std::size_t>(r));
+  const auto make_row = [&](int r, std::span<const StageId> stages) {
+    Row row(static_cast<std::size_t>(r));
     for (const StageId stage : stages) {
       for (int m = 0; m < shape.microbatches; ++m) row.push_back(Action::forward(stage, MicrobatchId(m)));
     }
@@ -23,8 +21,9 @@ Schedule make(const Shape& shape) {
     for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
       for (int m = shape.microbatches - 1; m >= 0; --m) row.push_back(Action::backward(*stage, MicrobatchId(m)));
     }
-  }
-  return schedule;
+    return row;
+  };
+  return detail::by_rank(shape, Placement::loop(shape.ranks, shape.stages_per_rank), make_row);
 }
 
 }  // namespace

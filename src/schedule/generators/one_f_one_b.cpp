@@ -6,32 +6,30 @@
 //
 // Bubble: (p - 1)(F + B), as GPipe.  Memory: min(m, p - r) on rank r.
 
-#include "stagecraft/schedule/generator.h"
+#include "by_rank.h"
 #include "warmed_up_1f1b.h"
 
 namespace stagecraft::generator {
 namespace {
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::linear(shape.ranks), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) {
+  return detail::by_rank(shape, Placement::linear(shape.ranks), [&](int r, std::span<const StageId> stages) {
     const int warm_up = std::min(shape.microbatches, shape.ranks - r);
-    schedule.rows.push_back(detail::warmed_up_1f1b(StageId(r), warm_up, shape.microbatches));
-  }
-  return schedule;
+    return detail::warmed_up_1f1b(stages[0], warm_up, shape.microbatches);
+  });
 }
 
 }  // namespace
 
 extern const Generator one_f_one_b = {.name = "1F1B",
-                               .placement = "linear",
-                               .min_stages_per_rank = 1,
-                               .max_stages_per_rank = 1,
-                               .default_stages_per_rank = 1,
-                               .takes_memory_limit = false,
-                               .bubble = "(p-1)(F+B)",
-                               .memory = "min(m, p-r)",
-                               .summary = "one forward, one backward: GPipe's time in bounded memory",
-                               .make = make};
+                                      .placement = "linear",
+                                      .min_stages_per_rank = 1,
+                                      .max_stages_per_rank = 1,
+                                      .default_stages_per_rank = 1,
+                                      .takes_memory_limit = false,
+                                      .bubble = "(p-1)(F+B)",
+                                      .memory = "min(m, p-r)",
+                                      .summary = "one forward, one backward: GPipe's time in bounded memory",
+                                      .make = make};
 
 }  // namespace stagecraft::generator

@@ -1,5 +1,5 @@
-// V-Min (Qi et al., Pipeline Parallelism with Controllable Memory): a third of 1F1B's memory for two thirds of its bubble. A
-// microbatch travels the V without ever waiting, one tick per hop.
+// V-Min (Qi et al., Pipeline Parallelism with Controllable Memory): a third of 1F1B's memory for two thirds of its
+// bubble. A microbatch travels the V without ever waiting, one tick per hop.
 //
 //   p = 4, m = 2:
 //   rank 0 | 0F0 0F1                     7F0 7I0 7W0             7F1 7I1 0I0 7W1 0W0 ...
@@ -9,7 +9,8 @@
 //
 // Where 3 divides p, the legs of neighbouring microbatches would meet on one tick: two turns wait 2 ticks more.
 //
-// Bubble: 4p - 5 half-rank ticks at F = I = W = 1 (p > 1).  Memory: 2 floor((p + 4) / 3) half-rank activations, 1F1B has 2p.
+// Bubble: 4p - 5 half-rank ticks at F = I = W = 1 (p > 1).  Memory: 2 floor((p + 4) / 3) half-rank activations, 1F1B
+// has 2p.
 
 #include "line_up.h"
 #include "stagecraft/schedule/generator.h"

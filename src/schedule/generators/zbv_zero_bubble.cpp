@@ -1,5 +1,5 @@
-// ZB-V (Qi et al.): two stages per rank in a V, so that a microbatch turns round on the last rank and its backward starts on
-// rank 0, where its forward did. No bubble when F = I = W, in 1F1B's memory.
+// ZB-V (Qi et al.): two stages per rank in a V, so that a microbatch turns round on the last rank and its backward
+// starts on rank 0, where its forward did. No bubble when F = I = W, in 1F1B's memory.
 //
 //   p = 2, m = 4:
 //   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 ...
@@ -9,7 +9,7 @@
 //
 // Bubble: 0 when F = I = W, in general below (p - 1) |F + I - 2W|.  Memory: min(2m, 2p) half-rank activations.
 
-#include "stagecraft/schedule/generator.h"
+#include "by_rank.h"
 
 namespace stagecraft::generator {
 namespace {
@@ -20,20 +20,20 @@ class Writer {
   Writer(StageId down, StageId up, int microbatches, int idle)
       : stage_{down, up}, microbatches_(microbatches), row_(static_cast<std::size_t>(idle)) {}
 
-  void forward(int chunk) { push(ActionKind::kForward, chunk, forwards_[chunk]++); }
-  void input(int chunk) { push(ActionKind::kBackwardInput, chunk, inputs_[chunk]++); }
-  void weight(int chunk) { push(ActionKind::kBackwardWeight, chunk, weights_[chunk]++); }
-  void backward(int chunk) {
-    input(chunk);
-    weight(chunk);
+  void forward(int leg) { push(ActionKind::kForward, leg, forwards_[leg]++); }
+  void input(int leg) { push(ActionKind::kBackwardInput, leg, inputs_[leg]++); }
+  void weight(int leg) { push(ActionKind::kBackwardWeight, leg, weights_[leg]++); }
+  void backward(int leg) {
+    input(leg);
+    weight(leg);
   }
-  [[nodiscard]] int forwards(int chunk) const { return forwards_[chunk]; }
-  [[nodiscard]] int owed(int chunk) const { return inputs_[chunk] - weights_[chunk]; }
+  [[nodiscard]] int forwards(int leg) const { return forwards_[leg]; }
+  [[nodiscard]] int owed(int leg) const { return inputs_[leg] - weights_[leg]; }
   Row take() { return std::move(row_); }
 
  private:
-  void push(ActionKind kind, int chunk, int microbatch) {
-    row_.push_back(microbatch < microbatches_ ? Action(kind, stage_[chunk], MicrobatchId(microbatch)) : Action::idle());
+  void push(ActionKind kind, int leg, int microbatch) {
+    row_.push_back(microbatch < microbatches_ ? Action(kind, stage_[leg], MicrobatchId(microbatch)) : Action::idle());
   }
 
   StageId stage_[2];
@@ -44,9 +44,9 @@ class Writer {
   int weights_[2] = {0, 0};
 };
 
-Row make_row(int p, int r, int microbatches) {
+Row make_row(int p, int r, std::span<const StageId> stages, int microbatches) {
   const int pattern = std::max(2 * p - 1, microbatches);
-  Writer write(StageId(r), StageId(2 * p - 1 - r), microbatches, r);
+  Writer write(stages[0], stages[1], microbatches, r);
   for (int i = 0; i < 2 * (p - r) - 1; ++i) write.forward(0);
   for (int i = 0; i < r; ++i) {
     write.forward(1);
@@ -76,9 +76,9 @@ Row make_row(int p, int r, int microbatches) {
 }
 
 Schedule make(const Shape& shape) {
-  Schedule schedule{"", Placement::v(shape.ranks, 2), shape.microbatches, {}};
-  for (int r = 0; r < shape.ranks; ++r) schedule.rows.push_back(make_row(shape.ranks, r, shape.microbatches));
-  return schedule;
+  return detail::by_rank(shape, Placement::v(shape.ranks, 2), [&](int r, std::span<const StageId> stages) {
+    return make_row(shape.ranks, r, stages, shape.microbatches);
+  });
 }
 
 }  // namespace

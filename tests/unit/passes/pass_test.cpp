@@ -36,9 +36,10 @@ TEST(MergeBackward, JoinsOnlyAnIAndItsOwnWNextToEachOther) {
 }
 
 TEST(UnshardReshard, PrefetchesTheNextThreeStagesAndDropsTheRest) {
-  EXPECT_EQ(after("unshard_reshard", "0F0,1F0,2F0,3F0,3B0,,2B0,1B0,0B0\n"),
-            "0UNSHARD,1UNSHARD,2UNSHARD,0F0,0RESHARD,3UNSHARD,1F0,2F0,3F0,3B0,3RESHARD,0UNSHARD,2B0,2RESHARD,1B0,1RESHARD,"
-            "0B0,0RESHARD\n");
+  EXPECT_EQ(
+      after("unshard_reshard", "0F0,1F0,2F0,3F0,3B0,,2B0,1B0,0B0\n"),
+      "0UNSHARD,1UNSHARD,2UNSHARD,0F0,0RESHARD,3UNSHARD,1F0,2F0,3F0,3B0,3RESHARD,0UNSHARD,2B0,2RESHARD,1B0,1RESHARD,"
+      "0B0,0RESHARD\n");
 }
 
 TEST(UnshardReshard, MaxActiveIsAnOption) {

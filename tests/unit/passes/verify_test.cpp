@@ -53,7 +53,8 @@ INSTANTIATE_TEST_SUITE_P(
         Faulty{"WeightBeforeInput", "0F0,0W0,0I0\n", 0, 1, "its I does not stand before it"},
         Faulty{"SameRankForwardOrder", "1F0,0F0\n", 0, 0, "the F of the stage before it"},
         Faulty{"SameRankBackwardOrder", "0F0,1F0,0B0,1B0\n", 0, 2, "the backward of the stage after it"},
-        Faulty{"FaultInsideAnOverlap", "0F0,(0F1;0B2)OVERLAP_F_B,0F2,0B0,0B1\n", 0, 1, "its F does not stand before it"},
+        Faulty{"FaultInsideAnOverlap", "0F0,(0F1;0B2)OVERLAP_F_B,0F2,0B0,0B1\n", 0, 1,
+               "its F does not stand before it"},
         Faulty{"SendBeforeCompute", "0SEND_F0,0F0\n1RECV_F0,1F0\n", 0, 0, "nothing to send yet"},
         Faulty{"GradientSentBeforeBackward", "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_B0,1B0\n", 1, 2,
                "nothing to send yet"},
@@ -122,7 +123,8 @@ TEST(Verify, FindsWrongOrderPerPairOnlyWhereOrderCounts) {
   EXPECT_TRUE(verdict.ok(CommModel::kTagged));
   const Refusal* in_order = verdict.refusal(CommModel::kInOrder);
   ASSERT_NE(in_order, nullptr);
-  EXPECT_THAT(in_order->message, HasSubstr("rank 1, step 0: 1RECV_F1: it is receive 1 from rank 0, whose send 1 to here is 0SEND_F0"));
+  EXPECT_THAT(in_order->message,
+              HasSubstr("rank 1, step 0: 1RECV_F1: it is receive 1 from rank 0, whose send 1 to here is 0SEND_F0"));
   ASSERT_NE(verdict.refusal(CommModel::kRendezvous), nullptr);
 }
 

@@ -65,9 +65,10 @@ INSTANTIATE_TEST_SUITE_P(ActionText, Refuses,
                          testing::Values("1F0junk", "F0", "1", "1f0", "1F", "-1F0", "1F-1", "1X0", "2UNSHARD3", "1FF0",
                                          "1F0 2F0", "16777216F0", "1F2147483647", "99999999999999999999F0",
                                          "0F99999999999999999999", "1OVERLAP_F_B", "(0F5)OVERLAP_F_B", "()OVERLAP_F_B",
-                                         "(0F5;7B2)", "(0F5;7B2)OVERLAP", "(0F5;7B2)OVERLAP_F_B1", "(0F5;7F2)OVERLAP_F_B",
-                                         "(0F5;7W2)OVERLAP_F_B", "(0B5;7B2)OVERLAP_F_B", "(0F5;7B2;1F1)OVERLAP_F_B",
-                                         "(0F5;(0F5;7B2)OVERLAP_F_B)OVERLAP_F_B", "(0F5;7B2OVERLAP_F_B", "1.5F0"));
+                                         "(0F5;7B2)", "(0F5;7B2)OVERLAP", "(0F5;7B2)OVERLAP_F_B1",
+                                         "(0F5;7F2)OVERLAP_F_B", "(0F5;7W2)OVERLAP_F_B", "(0B5;7B2)OVERLAP_F_B",
+                                         "(0F5;7B2;1F1)OVERLAP_F_B", "(0F5;(0F5;7B2)OVERLAP_F_B)OVERLAP_F_B",
+                                         "(0F5;7B2OVERLAP_F_B", "1.5F0"));
 
 TEST(Action, FitsSixteenBytesAndKeepsItsPartsApart) {
   static_assert(sizeof(Action) == 16 && std::is_trivially_copyable_v<Action>);

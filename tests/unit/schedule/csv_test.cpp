@@ -87,7 +87,10 @@ INSTANTIATE_TEST_SUITE_P(Csv, Malformed,
                                          Bad{std::string(1000, 'x'), 1, 1, "at most 53 characters"},
                                          Bad{"\"0F0", 1, 1, "never closed"}, Bad{"\"0F0\"x,", 1, 1, "closing quote"},
                                          Bad{"0F0,\"1F\n0\"", 1, 2, "'1F\\x0a0'"}, Bad{"\xff\xfe", 1, 1, "\\xff\\xfe"},
-                                         Bad{"\xEF\xBB", 1, 1, "\\xef\\xbb"}, Bad{"\xEF\xBB" "0F0", 1, 1, "\\xef\\xbb0F0"},
+                                         Bad{"\xEF\xBB", 1, 1, "\\xef\\xbb"},
+                                         Bad{"\xEF\xBB"
+                                             "0F0",
+                                             1, 1, "\\xef\\xbb0F0"},
                                          Bad{std::string(kMaxRanks + 1, '\n'), 1048577, 0, "more than 1048576 rows"}));
 
 }  // namespace

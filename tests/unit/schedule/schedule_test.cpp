@@ -41,7 +41,8 @@ std::string refusal_of(const char* csv) {
 }
 
 TEST(Schedule, RefusesAStageOnTwoRanks) {
-  EXPECT_THAT(refusal_of("0F0\n1F0,,0B0"), testing::HasSubstr("stage 0 computes on rank 0 and on rank 1 (0B0 at step 2)"));
+  EXPECT_THAT(refusal_of("0F0\n1F0,,0B0"),
+              testing::HasSubstr("stage 0 computes on rank 0 and on rank 1 (0B0 at step 2)"));
 }
 
 TEST(Schedule, RefusesGapsAndEmptiness) {

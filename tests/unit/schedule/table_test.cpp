@@ -83,11 +83,12 @@ TEST(Table, AWidthTooSmallForAnythingStillShowsOneRankPerBlock) {
 
 TEST(Table, ExcerptKeepsTheLabelsOfTheWholeTable) {
   std::vector<Row> rows(3, Row(12, Action::forward(StageId(1), MicrobatchId(3))));
-  EXPECT_EQ(table(rows, {.first_step = 8, .end_step = 11, .first_rank = 1, .end_rank = 3, .mark = TableMark{RankId(2), 9}}),
-            "         Rank 1  Rank 2\n"
-            "Step 08: 1F3     1F3\n"
-            "Step 09: 1F3     1F3  <-- here: rank 2\n"
-            "Step 10: 1F3     1F3\n");
+  EXPECT_EQ(
+      table(rows, {.first_step = 8, .end_step = 11, .first_rank = 1, .end_rank = 3, .mark = TableMark{RankId(2), 9}}),
+      "         Rank 1  Rank 2\n"
+      "Step 08: 1F3     1F3\n"
+      "Step 09: 1F3     1F3  <-- here: rank 2\n"
+      "Step 10: 1F3     1F3\n");
 }
 
 TEST(Table, MarkOnIdleSlotOutsideTheExcerptAndInBlocks) {

@@ -50,7 +50,9 @@ TEST(StepSimulator, ZeroBubbleSchedulesHaveNone) {
 TEST(StepSimulator, MeetsTheBubbleFormulas) {
   for (const int p : {2, 3, 4, 6, 8, 9, 16}) {
     const int m = 3 * p;
-    const auto steps = [&](const char* name) { return count_steps(make_schedule(name, {.ranks = p, .microbatches = m})); };
+    const auto steps = [&](const char* name) {
+      return count_steps(make_schedule(name, {.ranks = p, .microbatches = m}));
+    };
     EXPECT_EQ(steps("ForwardOnly"), m + p - 1) << p;
     EXPECT_EQ(steps("GPipe"), 2 * (m + p - 1)) << p;
     EXPECT_EQ(steps("1F1B"), 2 * (m + p - 1)) << p;
@@ -76,7 +78,8 @@ TEST(Timetable, IsWhatStandsInOrderOnOneClock) {
   EXPECT_FALSE(is_timetable(schedule_of("0F0,0SEND_F0\n1RECV_F0,1F0\n"))) << "lowered";
   EXPECT_FALSE(is_timetable(schedule_of("0F0,0F1,0B0\n"))) << "incomplete";
   EXPECT_TRUE(is_timetable(schedule_of("0F0\n,1F0\n"))) << "forward only";
-  for (const char* name : {"ZB-H1", "ZB-H2", "V-Half", "V-Min", "1F1B-V", "LoopedBFS", "Interleaved1F1B", "Eager1F1B"}) {
+  for (const char* name :
+       {"ZB-H1", "ZB-H2", "V-Half", "V-Min", "1F1B-V", "LoopedBFS", "Interleaved1F1B", "Eager1F1B"}) {
     EXPECT_TRUE(is_timetable(make_schedule(name, {.ranks = 4, .microbatches = 8}))) << name;
   }
 }

@@ -35,8 +35,8 @@ bool is_reference(std::string_view text) {
   return false;
 }
 
-/// Enough of XML for what the writer uses: tags balance, attributes are quoted, '&' and '<' are escaped. Empty when well
-/// formed, else what is wrong.
+/// Enough of XML for what the writer uses: tags balance, attributes are quoted, '&' and '<' are escaped. Empty when
+/// well formed, else what is wrong.
 std::string xml_fault(std::string_view text) {
   std::vector<std::string> open;
   std::size_t roots = 0;
@@ -187,9 +187,10 @@ TEST(Svg, RefusesMoreThanAViewerCanShow) {
     write_svg(out, filled(2, 100'001));
     FAIL() << "no refusal";
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(),
-                 "2 ranks over 100001 steps are 200002 cells, more than the 200000 an SVG can show: use --format csv or "
-                 "--format trace, or draw fewer microbatches");
+    EXPECT_STREQ(
+        error.what(),
+        "2 ranks over 100001 steps are 200002 cells, more than the 200000 an SVG can show: use --format csv or "
+        "--format trace, or draw fewer microbatches");
   }
   EXPECT_EQ(out.str(), "");
 }

@@ -36,9 +36,11 @@ TEST(Trace, OneSlicePerAction) {
   ASSERT_EQ(slices.size(), 10U);
   EXPECT_EQ(slices[0], Json::parse(R"({"ph": "X", "name": "0UNSHARD", "cat": "sharding", "pid": 0, "tid": 4, "ts": 0,
                                        "dur": 1, "args": {"stage": 0, "kind": "UNSHARD"}})"));
-  EXPECT_EQ(slices[1], Json::parse(R"({"ph": "X", "name": "0F0", "cat": "compute", "pid": 0, "tid": 1, "ts": 1, "dur": 1,
+  EXPECT_EQ(slices[1],
+            Json::parse(R"({"ph": "X", "name": "0F0", "cat": "compute", "pid": 0, "tid": 1, "ts": 1, "dur": 1,
                                        "args": {"stage": 0, "microbatch": 0, "kind": "F"}})"));
-  EXPECT_EQ(slices[8], Json::parse(R"({"ph": "X", "name": "1SEND_B0", "cat": "communication", "pid": 1, "tid": 3, "ts": 4,
+  EXPECT_EQ(slices[8],
+            Json::parse(R"({"ph": "X", "name": "1SEND_B0", "cat": "communication", "pid": 1, "tid": 3, "ts": 4,
                                        "dur": 1, "args": {"stage": 1, "microbatch": 0, "kind": "SEND_B"}})"));
 }
 
