@@ -20,14 +20,8 @@ namespace {
 using Time = std::int64_t;
 constexpr Time kNever = -1;
 
-/// F, I and W take one unit, B two; everything else is started and not waited for.
-Time duration(const Action& action) {
-  Time units = 0;
-  for_each_part(action, [&](const Action& part) {
-    if (is_compute(part.kind())) units += part.kind() == ActionKind::kBackward ? 2 : 1;
-  });
-  return units;
-}
+/// Every compute takes one unit, as in the step simulator; everything else is started and not waited for.
+Time duration(const Action& action) { return is_compute(action.kind()) ? 1 : 0; }
 
 /// A SEND or RECV at its moment. Both ends of a message have the same moment and the same tie-breaker.
 struct Message {

@@ -41,7 +41,9 @@ class Structure {
     for (std::size_t r = 0; r < schedule_.rows.size(); ++r) {
       const Row& row = schedule_.rows[r];
       for (std::size_t i = 0; i < row.size(); ++i) {
-        const char* why = nullptr;
+        const char* why = halves_depend(row[i]) ? "both halves are of one stage and microbatch: a backward cannot run "
+                                                  "together with its own forward, so write them apart"
+                                                : nullptr;
         for_each_part(row[i], [&](const Action& part) {
           if (why == nullptr && !part.is_idle()) why = take(part);
         });
@@ -52,6 +54,11 @@ class Structure {
   }
 
  private:
+  static bool halves_depend(const Action& action) {
+    return action.is_overlap() && action.stage() == action.second().stage() &&
+           action.microbatch() == action.second().microbatch();
+  }
+
   /// Null when the action may stand here; then it counts as done.
   const char* take(const Action& a) {
     StageState& stage = stages_[a.stage().index()];

@@ -6,7 +6,7 @@
 //   rank 1 |     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
 //
 // Bubble: (p - 1)(F + I - W), F, I and W of one stage.
-// Memory: about (v - 1) q + (p - 1 - r) + 1 forwards in stock plus r held-back weight parts, q as in Interleaved1F1B.
+// Memory: min(vm, (v - 1) q + p) at most, q as in Interleaved1F1B: forwards in stock plus r held-back weight parts.
 
 #include "by_rank.h"
 #include "interleaved_order.h"
@@ -89,7 +89,7 @@ extern const Generator interleaved_zero_bubble = {.name = "InterleavedZeroBubble
                                                   .default_stages_per_rank = 2,
                                                   .takes_memory_limit = false,
                                                   .bubble = "(p-1)(F+I-W)",
-                                                  .memory = "about (v-1)q+p",
+                                                  .memory = "min(vm, (v-1)q+p)",
                                                   .summary = "Interleaved1F1B with split backward",
                                                   .make = make};
 

@@ -8,7 +8,7 @@
 // The waits at the turns depend on p mod 3, because the legs of neighbouring microbatches must not meet on one tick.
 //
 // Bubble: about 5.5 p half-rank ticks at F = 1, B = 2, where 1F1B has 6(p - 1).
-// Memory: about 4p/3 + 2 half-rank activations, 1F1B has 2p.
+// Memory: min(2m, floor(4p / 3) + 2) half-rank activations at most, 1F1B has 2p.
 
 #include "line_up.h"
 #include "stagecraft/schedule/generator.h"
@@ -35,7 +35,7 @@ extern const Generator one_f_one_b_v = {.name = "1F1B-V",
                                         .default_stages_per_rank = 2,
                                         .takes_memory_limit = false,
                                         .bubble = "about 5.5p at F = 1, B = 2",
-                                        .memory = "about 4p/3+2",
+                                        .memory = "min(2m, floor(4p/3)+2)",
                                         .summary = "two thirds of 1F1B's memory, backward not split",
                                         .make = make};
 

@@ -33,7 +33,7 @@ extern const Generator v_half = {.name = "V-Half",
                                  .default_stages_per_rank = 2,
                                  .takes_memory_limit = false,
                                  .bubble = "3p-3 (3p-4, p odd) at F = I = W = 1",
-                                 .memory = "2 floor(p/2)+2",
+                                 .memory = "min(2m, 2 floor(p/2)+2)",
                                  .summary = "half of 1F1B's memory for about half of its bubble",
                                  .make = make};
 

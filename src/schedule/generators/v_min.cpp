@@ -36,7 +36,7 @@ extern const Generator v_min = {.name = "V-Min",
                                 .default_stages_per_rank = 2,
                                 .takes_memory_limit = false,
                                 .bubble = "4p-5 at F = I = W = 1",
-                                .memory = "2 floor((p+4)/3)",
+                                .memory = "min(2m, 2 floor((p+4)/3))",
                                 .summary = "a third of 1F1B's memory for two thirds of its bubble",
                                 .make = make};
 

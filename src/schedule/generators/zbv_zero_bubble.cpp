@@ -7,7 +7,7 @@
 //
 // The pattern needs at least 2p - 1 microbatches; with fewer, the slots of the missing ones stay idle.
 //
-// Bubble: 0 when F = I = W, in general below (p - 1) |F + I - 2W|.  Memory: min(2m, 2p) half-rank activations.
+// Bubble: 0 when F = I = W.  Memory: min(2m, 2p) half-rank activations.
 
 #include "by_rank.h"
 

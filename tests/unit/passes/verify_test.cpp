@@ -55,6 +55,8 @@ INSTANTIATE_TEST_SUITE_P(
         Faulty{"SameRankBackwardOrder", "0F0,1F0,0B0,1B0\n", 0, 2, "the backward of the stage after it"},
         Faulty{"FaultInsideAnOverlap", "0F0,(0F1;0B2)OVERLAP_F_B,0F2,0B0,0B1\n", 0, 1,
                "its F does not stand before it"},
+        Faulty{"OverlapOfAForwardWithItsOwnBackward", "0F0,(1F0;1B0)OVERLAP_F_B,0B0\n", 0, 1,
+               "a backward cannot run together with its own forward"},
         Faulty{"SendBeforeCompute", "0SEND_F0,0F0\n1RECV_F0,1F0\n", 0, 0, "nothing to send yet"},
         Faulty{"GradientSentBeforeBackward", "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_B0,1B0\n", 1, 2,
                "nothing to send yet"},
