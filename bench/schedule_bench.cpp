@@ -1,16 +1,13 @@
 // Generates, lowers and verifies one schedule, and prints what it cost as one line of JSON. A process per measurement,
 // so that the peak of resident memory belongs to it alone; schedule_bench.py runs it beside torch and makes the ratios.
 //
-//   schedule_bench NAME RANKS STAGES_PER_RANK MICROBATCHES [REPETITIONS]
+//   schedule_bench NAME RANKS STAGES_PER_RANK MICROBATCHES
 
-#include <sys/resource.h>
-
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
@@ -20,10 +17,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// The high-water mark of this process. (getrusage would count the process that started it, too.)
 long peak_resident_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss * 1024;
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    long kib = 0;
+    if (word == "VmHWM:" && status >> kib) return kib * 1024;
+  }
+  return 0;
 }
 
 struct Times {
@@ -56,22 +57,18 @@ Times measure(const std::string& name, const stagecraft::Shape& shape, std::int6
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 5) {
-    std::cerr << "usage: schedule_bench NAME RANKS STAGES_PER_RANK MICROBATCHES [REPETITIONS]\n";
+  if (argc != 5) {
+    std::cerr << "usage: schedule_bench NAME RANKS STAGES_PER_RANK MICROBATCHES\n";
     return 2;
   }
   try {
     const stagecraft::Shape shape{
         .ranks = std::atoi(argv[2]), .stages_per_rank = std::atoi(argv[3]), .microbatches = std::atoi(argv[4])};
-    const int repetitions = argc > 5 ? std::max(1, std::atoi(argv[5])) : 1;
     const long before = peak_resident_bytes();
     std::int64_t actions = 0;
-    std::vector<Times> runs;
-    for (int i = 0; i < repetitions; ++i) runs.push_back(measure(argv[1], shape, actions));
-    std::sort(runs.begin(), runs.end(), [](const Times& a, const Times& b) { return a.total() < b.total(); });
-    const Times& median = runs[runs.size() / 2];
-    std::cout << "{\"seconds\": " << median.total() << ", \"generate\": " << median.generate
-              << ", \"lower\": " << median.lower << ", \"verify\": " << median.verify << ", \"actions\": " << actions
+    const Times times = measure(argv[1], shape, actions);
+    std::cout << "{\"seconds\": " << times.total() << ", \"generate\": " << times.generate
+              << ", \"lower\": " << times.lower << ", \"verify\": " << times.verify << ", \"actions\": " << actions
               << ", \"peak_bytes\": " << peak_resident_bytes() - before << "}\n";
   } catch (const std::exception& error) {
     std::cerr << "schedule_bench: " << error.what() << "\n";

@@ -4,6 +4,7 @@
 
 #include "refusals.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
 
@@ -13,34 +14,23 @@ namespace {
 class TaggedReplay {
  public:
   TaggedReplay(const Schedule& schedule, bool communicates)
-      : schedule_(schedule), communicates_(communicates), given_(schedule), next_(schedule.rows.size(), 0) {}
+      : schedule_(schedule), communicates_(communicates), given_(schedule), flow_(schedule) {}
 
   std::optional<Refusal> run() {
-    for (std::size_t r = schedule_.rows.size(); r-- > 0;) runnable_.push_back(r);
-    while (!runnable_.empty()) {
-      const std::size_t r = runnable_.back();
-      runnable_.pop_back();
-      advance(r);
-    }
-    for (std::size_t r = 0; r < next_.size(); ++r) {
-      if (next_[r] == schedule_.rows[r].size()) continue;
-      return refuse_cycle(schedule_,
-                          find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
-                          "it can never run, since what it needs stands behind what waits for it: change the order");
-    }
-    return std::nullopt;
+    flow_.run([&](std::size_t, const Action& action) {
+      if (lacks_input(action.first()) || lacks_input(action.second())) return false;
+      for_each_part(action, [&](const Action& part) { give(part); });
+      return true;
+    });
+    const int blocked = flow_.first_blocked();
+    if (blocked < 0) return std::nullopt;
+    return refuse_cycle(
+        schedule_, find_cycle(schedule_, flow_.position(), RankId(blocked), [&](RankId rank) { return need_of(rank); }),
+        "it can never run, since what it needs stands behind what waits for it: change the order");
   }
 
  private:
   enum Given : std::uint8_t { kForwardGiven = 1, kBackwardGiven = 2 };
-
-  void advance(std::size_t r) {
-    const Row& row = schedule_.rows[r];
-    for (std::size_t& i = next_[r]; i < row.size(); ++i) {
-      if (lacks_input(row[i].first()) || lacks_input(row[i].second())) return;
-      for_each_part(row[i], [&](const Action& part) { give(part); });
-    }
-  }
 
   /// Without communication a compute stands for the SEND that would follow it.
   [[nodiscard]] Action given_by(const Action& part) const {
@@ -62,11 +52,11 @@ class TaggedReplay {
     const Action send = given_by(part);
     if (send.is_idle()) return;
     given_(send.stage(), send.microbatch()) |= bit(send);
-    runnable_.push_back(schedule_.placement.rank_of(peer_stage(send)).index());
+    flow_.wake(schedule_.placement.rank_of(peer_stage(send)).index());
   }
 
   [[nodiscard]] Need need_of(RankId rank) const {
-    const Action& blocked = schedule_.rows[rank.index()][next_[rank.index()]];
+    const Action& blocked = schedule_.rows[rank.index()][flow_.position()[rank.index()]];
     const Action lacking = lacks_input(blocked.first()) ? blocked.first() : blocked.second();
     const Action send = message_needed(schedule_.placement, lacking);
     const RankId giver = schedule_.placement.rank_of(send.stage());
@@ -82,8 +72,7 @@ class TaggedReplay {
   const Schedule& schedule_;
   bool communicates_;
   StageMicrobatchTable<std::uint8_t> given_;
-  std::vector<std::size_t> next_;
-  std::vector<std::size_t> runnable_;
+  Dataflow flow_;
 };
 
 class RendezvousReplay {
@@ -101,14 +90,15 @@ class RendezvousReplay {
     while (!arrived.empty()) {
       const std::size_t r = arrived.back();
       arrived.pop_back();
-      if (next_[r] == schedule_.rows[r].size()) continue;
-      const Need need = need_of(RankId(r));
-      const std::size_t peer = need.rank.index();
-      if (next_[peer] == schedule_.rows[peer].size() || schedule_.rows[peer][next_[peer]] != need.action) continue;
-      for (const std::size_t both : {peer, r}) {
-        ++next_[both];
-        skip_to_message(both);
-        arrived.push_back(both);
+      while (next_[r] < schedule_.rows[r].size()) {
+        const Need need = need_of(RankId(r));
+        const std::size_t peer = need.rank.index();
+        if (next_[peer] == schedule_.rows[peer].size() || schedule_.rows[peer][next_[peer]] != need.action) break;
+        ++next_[peer];
+        skip_to_message(peer);
+        arrived.push_back(peer);
+        ++next_[r];
+        skip_to_message(r);
       }
     }
     for (std::size_t r = 0; r < next_.size(); ++r) {

@@ -10,6 +10,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
 #include "well_formed.h"
@@ -43,7 +44,6 @@ class Placer {
       : schedule_(schedule),
         forward_sent_(schedule),
         backward_sent_(schedule),
-        next_(schedule.rows.size(), 0),
         clock_(schedule.rows.size(), 0),
         ends_(schedule.rows.size()),
         messages_(schedule.rows.size()) {}
@@ -57,36 +57,27 @@ class Placer {
   // --- the clock ---
 
   void simulate() {
-    std::vector<std::size_t> runnable;
-    for (std::size_t r = schedule_.rows.size(); r-- > 0;) runnable.push_back(r);
-    while (!runnable.empty()) {
-      const std::size_t r = runnable.back();
-      runnable.pop_back();
-      advance(r, runnable);
-    }
-    for (std::size_t r = 0; r < next_.size(); ++r) {
-      if (next_[r] < schedule_.rows[r].size()) refuse(r);
+    Dataflow flow(schedule_);
+    flow.run([&](std::size_t rank, const Action& action) { return run_action(flow, rank, action); });
+    if (const int r = flow.first_blocked(); r >= 0) {
+      refuse(static_cast<std::size_t>(r), flow.position()[static_cast<std::size_t>(r)]);
     }
   }
 
-  /// Runs rank r until it needs a message that is not sent yet.
-  void advance(std::size_t r, std::vector<std::size_t>& runnable) {
-    const Row& row = schedule_.rows[r];
-    for (std::size_t& i = next_[r]; i < row.size(); ++i) {
-      const Action& action = row[i];
-      if (action.is_idle() || is_receive(action.kind())) continue;
-      Time start = clock_[r];
-      bool blocked = false;
-      for_each_part(action, [&](const Action& part) {
-        const Time arrival = arrival_of_input(part);
-        blocked |= arrival == kNever;
-        start = std::max(start, arrival);
-      });
-      if (blocked) return;
-      clock_[r] = start + duration(action);
-      ends_[r].push_back(clock_[r]);
-      if (is_send(action.kind())) runnable.push_back(post(action, r));
-    }
+  bool run_action(Dataflow& flow, std::size_t rank, const Action& action) {
+    if (action.is_idle() || is_receive(action.kind())) return true;
+    Time start = clock_[rank];
+    bool blocked = false;
+    for_each_part(action, [&](const Action& part) {
+      const Time arrival = arrival_of_input(part);
+      blocked |= arrival == kNever;
+      start = std::max(start, arrival);
+    });
+    if (blocked) return false;
+    clock_[rank] = start + duration(action);
+    ends_[rank].push_back(clock_[rank]);
+    if (is_send(action.kind())) flow.wake(post(action, rank));
+    return true;
   }
 
   /// When the message that `part` needs is sent; 0 when it needs none, kNever when it is not sent yet.
@@ -108,12 +99,12 @@ class Placer {
     return peer;
   }
 
-  [[noreturn]] void refuse(std::size_t r) const {
-    const std::string action = to_text(schedule_.rows[r][next_[r]]);
+  [[noreturn]] void refuse(std::size_t rank, std::size_t step) const {
+    const std::string action = to_text(schedule_.rows[rank][step]);
     throw ScheduleError(
-        "place_receives: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
+        "place_receives: rank " + std::to_string(rank) + ", step " + std::to_string(step) + ": " + action +
             " waits for a message that is never sent: run send_recv before this pass, and check to see why",
-        RankId(r), static_cast<int>(next_[r]), action);
+        RankId(rank), static_cast<int>(step), action);
   }
 
   // --- the new rows ---
@@ -152,7 +143,6 @@ class Placer {
   Schedule& schedule_;
   StageMicrobatchTable<Time> forward_sent_;
   StageMicrobatchTable<Time> backward_sent_;
-  std::vector<std::size_t> next_;
   std::vector<Time> clock_;
   std::vector<std::vector<Time>> ends_;  // per action that is neither idle nor a RECV
   std::vector<std::vector<Message>> messages_;

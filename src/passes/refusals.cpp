@@ -55,13 +55,17 @@ Refusal refuse_at(const Schedule& schedule, RankId rank, std::size_t step, const
   return refusal;
 }
 
-Refusal refuse_missing(const Schedule&, RankId rank, const Action& missing, const std::string& why) {
+Refusal refuse_missing(RankId rank, const Action& missing, const std::string& why) {
   Refusal refusal;
   refusal.rank = rank;
   refusal.action = missing;
   const std::string what = missing.is_idle() ? "every action" : to_text(missing);
   refusal.message = "rank " + std::to_string(rank.value) + ": " + what + " is missing: " + why;
   return refusal;
+}
+
+Refusal refuse_empty_rank(RankId rank) {
+  return refuse_missing(rank, Action::idle(), "every rank has a stage to run, so fill the row or remove it");
 }
 
 Refusal refuse_cycle(const Schedule& schedule, std::vector<Waiting> cycle, const std::string& why) {

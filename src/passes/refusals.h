@@ -12,7 +12,10 @@ namespace stagecraft::detail {
 Refusal refuse_at(const Schedule& schedule, RankId rank, std::size_t step, const std::string& why);
 
 /// Because an action does not stand anywhere on its rank.
-Refusal refuse_missing(const Schedule& schedule, RankId rank, const Action& missing, const std::string& why);
+Refusal refuse_missing(RankId rank, const Action& missing, const std::string& why);
+
+/// Because a rank does nothing.
+Refusal refuse_empty_rank(RankId rank);
 
 /// Because ranks wait for each other; `cycle` is not empty.
 Refusal refuse_cycle(const Schedule& schedule, std::vector<Waiting> cycle, const std::string& why);

@@ -1,133 +1,209 @@
-// The ranks are swept in ascending order, one action per rank and sweep. When an action runs whose result a stage on
-// another rank needs, its SEND is written here and its RECV, at that very moment, at the end of the other rank's list.
-// All lists are thus cuts of one global order, in which each message is a single event: no model of communication can
-// deadlock on it.
+// Think of sweeps over the ranks in ascending order, one action per rank and sweep. When an action runs whose result a
+// stage on another rank needs, its SEND is written here and its RECV, at that very moment, at the end of the other
+// rank's list. All lists are thus cuts of one global order, in which each message is a single event: no model of
+// communication can deadlock on it.
+//
+// The sweeps are not walked: an action's sweep follows from the sweep before it on its rank and from those of the
+// actions it needs. With every action's sweep known, a rank's list is a merge of its own actions with the messages of
+// its neighbours, by (sweep, rank).
+
+#include <algorithm>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/rank_set.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stream_merge.h"
 #include "well_formed.h"
 
 namespace stagecraft {
 namespace {
 
-/// What has happened to a (stage, microbatch) so far.
-enum Past : std::uint8_t { kInputHere = 1, kForwardDone = 2, kGradientHere = 4, kBackwardDone = 8 };
+using Sweep = std::int32_t;  // from 1 on; 0 means not yet
+
+/// The messages from one stage to a neighbour stage on another rank, in the order they are sent.
+struct Stream {
+  Action receive;          // the kind and stage of their RECVs
+  std::size_t source = 0;  // the sending rank
+  /// Twice the microbatch, plus one if the message comes from the second half of an overlap.
+  std::vector<std::uint32_t> sent;
+};
 
 class Lowering {
  public:
   explicit Lowering(Schedule& schedule)
       : schedule_(schedule),
         placement_(schedule.placement),
-        past_(schedule),
-        next_(schedule.rows.size(), 0),
-        runnable_(schedule.rows.size()),
-        lowered_(schedule.rows.size()) {
-    reserve();
-    for (std::size_t r = 0; r < next_.size(); ++r) runnable_.insert(r);
-  }
+        forward_sweep_(schedule),
+        backward_sweep_(schedule),
+        clock_(schedule.rows.size(), 0),
+        sweeps_(schedule.rows.size()),
+        streams_(2 * static_cast<std::size_t>(schedule.stages())) {}
 
   void run() {
-    std::size_t unfinished = next_.size();
-    while (unfinished > 0) {
-      if (runnable_.next(0) == RankSet::npos) refuse();
-      for (std::size_t r = runnable_.next(0); r != RankSet::npos; r = runnable_.next(r + 1)) {
-        const Action& action = schedule_.rows[r][next_[r]];
-        if (!ready(action)) {
-          runnable_.erase(r);  // until a RECV is written to its list
-          continue;
-        }
-        if (!action.is_idle()) emit(action, r);
-        if (++next_[r] < schedule_.rows[r].size()) continue;
-        runnable_.erase(r);
-        --unfinished;
-      }
+    Dataflow flow(schedule_);
+    for (std::size_t r = 0; r < sweeps_.size(); ++r) sweeps_[r].reserve(schedule_.rows[r].size());
+    flow.run([&](std::size_t rank, const Action& action) { return run_action(flow, rank, action); });
+    if (const int blocked = flow.first_blocked(); blocked >= 0) {
+      refuse(static_cast<std::size_t>(blocked), flow.position()[static_cast<std::size_t>(blocked)]);
     }
-    schedule_.rows = std::move(lowered_);
+    for (std::size_t r = 0; r < schedule_.rows.size(); ++r) merge(r);
   }
 
  private:
-  /// Exact sizes, so that a large schedule is never held twice while a list grows.
-  void reserve() {
-    std::vector<std::size_t> sizes(lowered_.size(), 0);
-    for (std::size_t r = 0; r < lowered_.size(); ++r) {
-      for (const Action& action : schedule_.rows[r]) {
-        if (action.is_idle()) continue;
-        ++sizes[r];
-        for_each_part(action, [&](const Action& part) {
-          const Action send = message_given(placement_, part);
-          if (send.is_idle()) return;
-          ++sizes[r];
-          ++sizes[placement_.rank_of(peer_stage(send)).index()];
-        });
-      }
-    }
-    for (std::size_t r = 0; r < lowered_.size(); ++r) lowered_[r].reserve(sizes[r]);
-  }
+  // --- the sweep of every action ---
 
-  [[nodiscard]] bool part_ready(const Action& part) const {
-    const StageId s = part.stage();
-    if (part.kind() == ActionKind::kForward && s.value > 0) {
-      return placement_.share_rank(s, s - 1) ? (past_(s - 1, part.microbatch()) & kForwardDone) != 0
-                                             : (past_(s, part.microbatch()) & kInputHere) != 0;
+  bool run_action(Dataflow& flow, std::size_t rank, const Action& action) {
+    Sweep sweep = clock_[rank] + 1;
+    if (!action.is_overlap()) {
+      if (!wait_for_inputs(action, rank, sweep)) return false;
+      finish(flow, action, sweep, 0);
+    } else {
+      if (!wait_for_inputs(action.first(), rank, sweep)) return false;
+      if (!wait_for_inputs(action.second(), rank, sweep)) return false;
+      finish(flow, action.first(), sweep, 0);
+      finish(flow, action.second(), sweep, 1);
     }
-    if (gives_input_gradient(part.kind()) && s.value + 1 < schedule_.stages()) {
-      return placement_.share_rank(s, s + 1) ? (past_(s + 1, part.microbatch()) & kBackwardDone) != 0
-                                             : (past_(s, part.microbatch()) & kGradientHere) != 0;
-    }
+    clock_[rank] = sweep;
+    sweeps_[rank].push_back(sweep);
     return true;
   }
 
-  [[nodiscard]] bool ready(const Action& action) const {
-    return part_ready(action.first()) && (!action.is_overlap() || part_ready(action.second()));
-  }
-
-  void emit(const Action& action, std::size_t rank) {
-    lowered_[rank].push_back(action);
-    for_each_part(action, [&](const Action& part) {
-      if (part.kind() == ActionKind::kForward) past_(part.stage(), part.microbatch()) |= kForwardDone;
-      if (gives_input_gradient(part.kind())) past_(part.stage(), part.microbatch()) |= kBackwardDone;
-      const Action send = message_given(placement_, part);
-      if (send.is_idle()) return;
-      const Action receive = counterpart(send);
-      const std::size_t peer = placement_.rank_of(receive.stage()).index();
-      lowered_[rank].push_back(send);
-      lowered_[peer].push_back(receive);
-      past_(receive.stage(), receive.microbatch()) |=
-          receive.kind() == ActionKind::kRecvForward ? kInputHere : kGradientHere;
-      if (next_[peer] < schedule_.rows[peer].size()) runnable_.insert(peer);
-    });
-  }
-
-  [[noreturn]] void refuse() const {
-    for (std::size_t r = 0; r < next_.size(); ++r) {
-      if (next_[r] == schedule_.rows[r].size()) continue;
-      const std::string action = to_text(schedule_.rows[r][next_[r]]);
-      throw ScheduleError(
-          "send_recv: rank " + std::to_string(r) + ", step " + std::to_string(next_[r]) + ": " + action +
-              " waits for a result that no rank can reach: the order cannot execute; run check to see the cycle",
-          RankId(r), static_cast<int>(next_[r]), action);
+  /// Moves `sweep` to where all that the part needs is there; false if that is not known yet.
+  [[nodiscard]] bool wait_for_inputs(const Action& part, std::size_t rank, Sweep& sweep) const {
+    StageId from = part.stage();
+    Sweep given = 0;
+    if (part.kind() == ActionKind::kForward && from.value > 0) {
+      from = from - 1;
+      given = forward_sweep_(from, part.microbatch());
+    } else if (gives_input_gradient(part.kind()) && from.value + 1 < schedule_.stages()) {
+      from = from + 1;
+      given = backward_sweep_(from, part.microbatch());
+    } else {
+      return true;
     }
-    throw InternalError("send_recv stopped with every rank finished");
+    if (given == 0) return false;
+    // A lower rank has had its turn when this one comes, a higher one has not.
+    sweep = std::max(sweep, placement_.rank_of(from).index() < rank ? given : given + 1);
+    return true;
+  }
+
+  void finish(Dataflow& flow, const Action& part, Sweep sweep, std::uint32_t half) {
+    if (part.kind() == ActionKind::kForward) {
+      forward_sweep_(part.stage(), part.microbatch()) = sweep;
+    } else if (gives_input_gradient(part.kind())) {
+      backward_sweep_(part.stage(), part.microbatch()) = sweep;
+    }
+    const Action send = message_given(placement_, part);
+    if (send.is_idle()) return;
+    auto& sent = stream_of(send).sent;
+    if (sent.empty()) sent.reserve(static_cast<std::size_t>(schedule_.microbatches));
+    sent.push_back(2 * static_cast<std::uint32_t>(part.microbatch().value) + half);
+    flow.wake(placement_.rank_of(peer_stage(send)).index());
+  }
+
+  Stream& stream_of(const Action& send) {
+    return streams_[2 * send.stage().index() + (send.kind() == ActionKind::kSendForward ? 0 : 1)];
+  }
+
+  // --- the lists ---
+
+  /// The moment of an action in the global order, as one number: sweep, then rank, then half of an overlap.
+  static std::uint64_t moment(Sweep sweep, std::size_t rank, std::uint32_t half) {
+    return static_cast<std::uint64_t>(sweep) << 32 | rank << 1 | half;
+  }
+
+  [[nodiscard]] std::uint64_t moment_of(const Stream& stream, std::size_t position) const {
+    const std::uint32_t message = stream.sent[position];
+    const auto& sweeps = stream.receive.kind() == ActionKind::kRecvForward ? forward_sweep_ : backward_sweep_;
+    return moment(sweeps(peer_stage(stream.receive), MicrobatchId(message / 2)), stream.source, message % 2);
+  }
+
+  /// The streams that arrive at a rank, each at its first message.
+  detail::StreamMerge arrivals(std::size_t rank, std::vector<const Stream*>& streams) {
+    detail::StreamMerge merge;
+    const auto add = [&](StageId stage, StageId giver, ActionKind send_kind) {
+      if (!placement_.contains(giver) || placement_.share_rank(stage, giver)) return;
+      const Action send(send_kind, giver, MicrobatchId(0));
+      Stream& stream = stream_of(send);
+      stream.receive = counterpart(send);
+      stream.source = placement_.rank_of(giver).index();
+      if (stream.sent.empty()) return;
+      merge.add(moment_of(stream, 0), streams.size());
+      streams.push_back(&stream);
+    };
+    for (const StageId stage : placement_.stages_of(RankId(rank))) {
+      add(stage, stage - 1, ActionKind::kSendForward);
+      add(stage, stage + 1, ActionKind::kSendBackward);
+    }
+    return merge;
+  }
+
+  /// Exactly as many slots as the list will have, so that a large schedule is never held twice while a list grows.
+  [[nodiscard]] std::size_t merged_size(std::size_t rank, const std::vector<const Stream*>& received) const {
+    std::size_t size = schedule_.rows[rank].size();
+    for (const Stream* stream : received) size += stream->sent.size();
+    for (const StageId stage : placement_.stages_of(RankId(rank))) {
+      size += streams_[2 * stage.index()].sent.size() + streams_[2 * stage.index() + 1].sent.size();
+    }
+    return size;
+  }
+
+  void merge(std::size_t rank) {
+    std::vector<const Stream*> streams;
+    detail::StreamMerge arriving = arrivals(rank, streams);
+    std::vector<std::size_t> position(streams.size(), 0);
+    Row merged;
+    merged.reserve(merged_size(rank, streams));
+    const auto receive_before = [&](std::uint64_t own) {
+      while (arriving.next_key() < own) {
+        const std::size_t i = arriving.next_stream();
+        const Stream& stream = *streams[i];
+        const MicrobatchId microbatch(stream.sent[position[i]] / 2);
+        merged.emplace_back(stream.receive.kind(), stream.receive.stage(), microbatch);
+        arriving.advance(++position[i] < stream.sent.size() ? moment_of(stream, position[i])
+                                                            : detail::StreamMerge::kDone);
+      }
+    };
+    const Row& row = schedule_.rows[rank];
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (row[i].is_idle()) continue;
+      receive_before(moment(sweeps_[rank][i], rank, 0));
+      merged.push_back(row[i]);
+      for_each_part(row[i], [&](const Action& part) {
+        const Action send = message_given(placement_, part);
+        if (!send.is_idle()) merged.push_back(send);
+      });
+    }
+    receive_before(detail::StreamMerge::kDone);
+    schedule_.rows[rank] = std::move(merged);
+    std::vector<Sweep>().swap(sweeps_[rank]);
+  }
+
+  [[noreturn]] void refuse(std::size_t rank, std::size_t step) const {
+    const std::string action = to_text(schedule_.rows[rank][step]);
+    throw ScheduleError("send_recv: rank " + std::to_string(rank) + ", step " + std::to_string(step) + ": " + action +
+                            " waits for a result that no rank can reach: the order cannot execute; run check to see "
+                            "the cycle",
+                        RankId(rank), static_cast<int>(step), action);
   }
 
   Schedule& schedule_;
   const Placement& placement_;
-  StageMicrobatchTable<std::uint8_t> past_;
-  std::vector<std::size_t> next_;
-  RankSet runnable_;
-  std::vector<Row> lowered_;
+  StageMicrobatchTable<Sweep> forward_sweep_;
+  StageMicrobatchTable<Sweep> backward_sweep_;
+  std::vector<Sweep> clock_;
+  std::vector<std::vector<Sweep>> sweeps_;  // per slot of each row
+  std::vector<Stream> streams_;             // per stage: forward, backward
 };
 
 }  // namespace
 
 void send_recv(Schedule& schedule) {
-  detail::require_well_formed(schedule, "send_recv");
-  detail::require_none(schedule, "send_recv", is_communication,
-                       "the schedule has communication already: give one without");
+  detail::require_well_formed(schedule, "send_recv", is_communication,
+                              "the schedule has communication already: give one without");
   Lowering(schedule).run();
 }
 

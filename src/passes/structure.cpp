@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "refusals.h"
-#include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
+#include "well_formed.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -17,6 +17,9 @@ constexpr Bits kForward = bit(ActionKind::kForward);
 constexpr Bits kBackward = bit(ActionKind::kBackward);
 constexpr Bits kInput = bit(ActionKind::kBackwardInput);
 constexpr Bits kWeight = bit(ActionKind::kBackwardWeight);
+
+/// Stands for the reason that `misfit` finds out.
+constexpr const char* kDoesNotFit = "it does not fit";
 
 enum class Sharding : std::uint8_t { kNone, kUnsharded, kSharded };
 
@@ -34,33 +37,48 @@ class Structure {
       : schedule_(schedule),
         placement_(schedule.placement),
         communicates_(communicates),
+        fits_(schedule),
         past_(schedule),
         stages_(static_cast<std::size_t>(schedule.stages())) {}
 
   std::optional<Refusal> run() {
     for (std::size_t r = 0; r < schedule_.rows.size(); ++r) {
+      const RankId rank(r);
       const Row& row = schedule_.rows[r];
+      bool idle = true;
       for (std::size_t i = 0; i < row.size(); ++i) {
-        const char* why = halves_depend(row[i]) ? "both halves are of one stage and microbatch: a backward cannot run "
-                                                  "together with its own forward, so write them apart"
-                                                : nullptr;
-        for_each_part(row[i], [&](const Action& part) {
-          if (why == nullptr && !part.is_idle()) why = take(part);
-        });
-        if (why != nullptr) return refuse_at(schedule_, RankId(r), i, why);
+        const Action& action = row[i];
+        if (action.is_idle()) continue;
+        idle = false;
+        const char* why = action.is_overlap() ? take_halves(action, rank) : take(action, rank);
+        if (why == kDoesNotFit) return refuse_misfit(action, rank, i);
+        if (why != nullptr) return refuse_at(schedule_, rank, i, why);
       }
+      if (idle) return refuse_empty_rank(rank);
     }
     return check_completeness();
   }
 
  private:
-  static bool halves_depend(const Action& action) {
-    return action.is_overlap() && action.stage() == action.second().stage() &&
-           action.microbatch() == action.second().microbatch();
+  const char* take_halves(const Action& overlap, RankId rank) {
+    if (overlap.first().stage() == overlap.second().stage() &&
+        overlap.first().microbatch() == overlap.second().microbatch()) {
+      return "both halves are of one stage and microbatch: a backward cannot run together with its own forward, so "
+             "write "
+             "them apart";
+    }
+    const char* why = take(overlap.first(), rank);
+    return why != nullptr ? why : take(overlap.second(), rank);
+  }
+
+  [[nodiscard]] Refusal refuse_misfit(const Action& action, RankId rank, std::size_t step) const {
+    const Action part = fits_(action.first(), rank) ? action.second() : action.first();
+    return refuse_at(schedule_, rank, step, misfit(schedule_, part, rank));
   }
 
   /// Null when the action may stand here; then it counts as done.
-  const char* take(const Action& a) {
+  const char* take(const Action& a, RankId rank) {
+    if (!fits_(a, rank)) return kDoesNotFit;
     StageState& stage = stages_[a.stage().index()];
     if (!has_microbatch(a.kind())) return take_of_stage(a.kind(), stage);
     Bits& past = past_(a.stage(), a.microbatch());
@@ -157,11 +175,11 @@ class Structure {
       const RankId rank = placement_.rank_of(StageId(s));
       if (auto refusal = check_stage(StageId(s), stage, rank, trains)) return refusal;
       if (stage.sharding == Sharding::kUnsharded) {
-        return refuse_missing(schedule_, rank, Action::of_stage(ActionKind::kReshard, StageId(s)),
+        return refuse_missing(rank, Action::of_stage(ActionKind::kReshard, StageId(s)),
                               "the stage is left unsharded at the end: RESHARD it after its last action");
       }
       if (reduces && !stage.reduced) {
-        return refuse_missing(schedule_, rank, Action::of_stage(ActionKind::kReduceGrad, StageId(s)),
+        return refuse_missing(rank, Action::of_stage(ActionKind::kReduceGrad, StageId(s)),
                               "other stages reduce their gradients: every stage does, or none");
       }
     }
@@ -187,9 +205,7 @@ class Structure {
       const MicrobatchId m(i);
       const Bits past = past_(s, m);
       const auto lacks = [&](ActionKind kind) { return (past & bit(kind)) == 0; };
-      const auto missing = [&](ActionKind kind, const char* why) {
-        return refuse_missing(schedule_, rank, {kind, s, m}, why);
-      };
+      const auto missing = [&](ActionKind kind, const char* why) { return refuse_missing(rank, {kind, s, m}, why); };
       if (lacks(ActionKind::kForward)) return missing(ActionKind::kForward, "every stage runs every microbatch once");
       if (trains && (past & (kBackward | kInput)) == 0) {
         return missing(ActionKind::kBackward, "every microbatch has one B, or one I and one W, on every stage");
@@ -201,7 +217,7 @@ class Structure {
         return missing(ActionKind::kSendForward, "the stage after it lives on another rank and needs the output");
       }
       if (!trains && !lacks(ActionKind::kRecvBackward)) {
-        return refuse_missing(schedule_, placement_.rank_of(s + 1), {ActionKind::kSendBackward, s + 1, m},
+        return refuse_missing(placement_.rank_of(s + 1), {ActionKind::kSendBackward, s + 1, m},
                               "its RECV_B stands without it, in a schedule without backwards: remove the RECV_B");
       }
       if (sends_backward && lacks(ActionKind::kSendBackward)) {
@@ -214,6 +230,7 @@ class Structure {
   const Schedule& schedule_;
   const Placement& placement_;
   bool communicates_;
+  Fit fits_;
   StageMicrobatchTable<Bits> past_;
   std::vector<StageState> stages_;
 };

@@ -106,6 +106,41 @@ Row with_sharding(const Row& row, int max_active) {
   return sharded;
 }
 
+/// Where all stages of a rank fit at once, each is gathered at the beginning and dropped before the first action after
+/// its last use: what the look-ahead would find, without looking.
+Row with_room_for_all(const Row& row, const Placement& placement, RankId rank) {
+  constexpr std::size_t kNever = SIZE_MAX;
+  std::vector<StageId> in_use;  // in the order of first use
+  std::vector<std::size_t> last_use(placement.stages_of(rank).size(), kNever);
+  const auto last_use_of = [&](StageId stage) -> std::size_t& {
+    return last_use[static_cast<std::size_t>(placement.local_index(stage))];
+  };
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    for_each_part(row[i], [&](const Action& part) {
+      if (last_use_of(part.stage()) == kNever) in_use.push_back(part.stage());
+      last_use_of(part.stage()) = i;
+    });
+  }
+  Row sharded;
+  sharded.reserve(row.size() + 2 * in_use.size());
+  for (const StageId stage : in_use) sharded.push_back(Action::of_stage(ActionKind::kUnshard, stage));
+  std::sort(in_use.begin(), in_use.end());
+  std::size_t begin = 0;
+  while (!in_use.empty()) {
+    std::size_t end = SIZE_MAX;  // just behind the next last use
+    for (const StageId stage : in_use) end = std::min(end, last_use_of(stage) + 1);
+    sharded.insert(sharded.end(), row.begin() + static_cast<std::ptrdiff_t>(begin),
+                   row.begin() + static_cast<std::ptrdiff_t>(end));
+    std::erase_if(in_use, [&](StageId stage) {
+      if (last_use_of(stage) + 1 > end) return false;
+      sharded.push_back(Action::of_stage(ActionKind::kReshard, stage));
+      return true;
+    });
+    begin = end;
+  }
+  return sharded;
+}
+
 }  // namespace
 
 void unshard_reshard(Schedule& schedule, int max_active) {
@@ -113,15 +148,15 @@ void unshard_reshard(Schedule& schedule, int max_active) {
     throw InvalidArgument("unshard_reshard: at least 1 stage must be active at a time, got " +
                           std::to_string(max_active));
   }
-  detail::require_none(
-      schedule, "unshard_reshard", [](ActionKind k) { return k != ActionKind::kIdle && !is_compute(k); },
+  detail::require_well_formed(
+      schedule, "unshard_reshard", [](ActionKind k) { return !is_compute(k); },
       "the schedule is lowered already: give the compute-only one");
   for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
     Row& row = schedule.rows[r];
     std::erase_if(row, [](const Action& action) { return action.is_idle(); });
-    // No rank can have more stages active than it has.
-    row = with_sharding(
-        row, std::min<int>(max_active, static_cast<int>(schedule.placement.stages_of(RankId(r)).size()) + 1));
+    const auto stages = schedule.placement.stages_of(RankId(r)).size();
+    row = stages <= static_cast<std::size_t>(max_active) ? with_room_for_all(row, schedule.placement, RankId(r))
+                                                         : with_sharding(row, max_active);
   }
 }
 

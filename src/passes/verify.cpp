@@ -42,7 +42,7 @@ Verdict verify(const Schedule& schedule) {
   Verdict verdict;
   verdict.lowered = schedule.is_lowered();
   const bool communicates = has_communication(schedule);
-  verdict.fault = detail::check_well_formed(schedule);
+  verdict.fault = detail::check_extent(schedule);
   if (!verdict.fault) verdict.fault = detail::check_structure(schedule, communicates);
   if (verdict.fault) return verdict;
   if (!communicates) {

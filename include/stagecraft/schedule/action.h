@@ -86,8 +86,12 @@ static_assert(sizeof(Action) == 16);
 /// Calls `visit` with each plain action inside: both halves of an overlap in their order, else the action itself.
 template <typename Visit>
 constexpr void for_each_part(const Action& action, Visit&& visit) {
-  visit(action.first());
-  if (action.is_overlap()) visit(action.second());
+  if (!action.is_overlap()) {
+    visit(action);
+  } else {
+    visit(action.first());
+    visit(action.second());
+  }
 }
 
 constexpr bool is_send(ActionKind k) { return k == ActionKind::kSendForward || k == ActionKind::kSendBackward; }

@@ -28,6 +28,8 @@ class Placement {
   [[nodiscard]] int ranks() const { return static_cast<int>(first_.size()) - 1; }
   [[nodiscard]] int stages() const { return static_cast<int>(rank_of_.size()); }
   [[nodiscard]] RankId rank_of(StageId stage) const { return rank_of_[stage.index()]; }
+  /// By stage.
+  [[nodiscard]] std::span<const RankId> ranks_of_stages() const { return rank_of_; }
   /// Ascending.
   [[nodiscard]] std::span<const StageId> stages_of(RankId rank) const;
   /// Position of the stage among the stages of its own rank.

@@ -11,9 +11,9 @@ namespace stagecraft {
 template <typename Value>
 class StageMicrobatchTable {
  public:
-  explicit StageMicrobatchTable(const Schedule& schedule)
+  explicit StageMicrobatchTable(const Schedule& schedule, Value value = {})
       : microbatches_(static_cast<std::size_t>(schedule.microbatches)),
-        values_(static_cast<std::size_t>(schedule.stages()) * microbatches_) {}
+        values_(static_cast<std::size_t>(schedule.stages()) * microbatches_, value) {}
 
   Value& operator()(StageId stage, MicrobatchId microbatch) { return values_[at(stage, microbatch)]; }
   Value operator()(StageId stage, MicrobatchId microbatch) const { return values_[at(stage, microbatch)]; }

@@ -22,6 +22,7 @@ Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   const int warm_up = std::min((v - 1) * forwards.first_round() + 2 * (p - 1 - r), total);
 
   Row row(static_cast<std::size_t>(r));
+  row.reserve(2 * static_cast<std::size_t>(total + warm_up + p) + static_cast<std::size_t>(v * p));
   const auto push_forward = [&] {
     const auto at = forwards.next();
     row.push_back(Action::forward(stages[static_cast<std::size_t>(at.local_stage)], at.microbatch));

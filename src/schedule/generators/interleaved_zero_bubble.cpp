@@ -10,6 +10,9 @@
 
 #include "by_rank.h"
 #include "interleaved_order.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/schedule/dataflow.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
 
 namespace stagecraft::generator {
 namespace {
@@ -41,42 +44,38 @@ Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   return row;
 }
 
-/// Replays the rows in lock step, ranks ascending, and inserts an idle slot wherever a forward would stand before the
-/// forward it needs: that must come in an earlier slot.
-std::vector<Row> delay_forwards(const std::vector<Row>& rows, int stages, int microbatches) {
+/// Puts the rows on one clock, a slot per tick, and inserts idle slots wherever a forward would stand before the
+/// forward it needs: that must come in an earlier slot. Nothing else waits.
+void delay_forwards(Schedule& schedule) {
   constexpr int kNotYet = INT32_MAX;
-  const auto width = static_cast<std::size_t>(microbatches);
-  std::vector<int> forward_slot(static_cast<std::size_t>(stages) * width, kNotYet);
-  std::vector<std::size_t> next(rows.size(), 0);
-  std::vector<Row> delayed(rows.size());
-  for (std::size_t r = 0; r < rows.size(); ++r) delayed[r].reserve(rows[r].size() + rows.size());
-  bool unfinished = true;
-  for (int slot = 0; unfinished; ++slot) {
-    unfinished = false;
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      if (next[r] == rows[r].size()) continue;
-      unfinished = true;
-      const Action& action = rows[r][next[r]];
-      if (action.kind() == ActionKind::kForward) {
-        const std::size_t here = action.stage().index() * width + action.microbatch().index();
-        if (action.stage() > StageId(0) && forward_slot[here - width] >= slot) {
-          delayed[r].push_back(Action::idle());
-          continue;
-        }
-        forward_slot[here] = slot;
+  StageMicrobatchTable<int> forward_slot(schedule, kNotYet);
+  std::vector<Row> delayed(schedule.rows.size());
+  for (std::size_t r = 0; r < delayed.size(); ++r) delayed[r].reserve(schedule.rows[r].size() + delayed.size());
+  Dataflow flow(schedule);
+  flow.run([&](std::size_t rank, const Action& action) {
+    Row& row = delayed[rank];
+    if (action.kind() == ActionKind::kForward) {
+      if (action.stage() > StageId(0)) {
+        const int needed = forward_slot(action.stage() - 1, action.microbatch());
+        if (needed == kNotYet) return false;
+        row.resize(std::max(row.size(), static_cast<std::size_t>(needed) + 1));
       }
-      delayed[r].push_back(action);
-      ++next[r];
+      forward_slot(action.stage(), action.microbatch()) = static_cast<int>(row.size());
+      const StageId next = action.stage() + 1;
+      if (schedule.placement.contains(next)) flow.wake(schedule.placement.rank_of(next).index());
     }
-  }
-  return delayed;
+    row.push_back(action);
+    return true;
+  });
+  if (flow.first_blocked() >= 0) throw InternalError("InterleavedZeroBubble: the generated order cannot execute");
+  schedule.rows = std::move(delayed);
 }
 
 Schedule make(const Shape& shape) {
   Schedule schedule =
       detail::by_rank(shape, Placement::loop(shape.ranks, shape.stages_per_rank),
                       [&](int r, std::span<const StageId> stages) { return make_row(shape, r, stages); });
-  schedule.rows = delay_forwards(schedule.rows, schedule.stages(), shape.microbatches);
+  delay_forwards(schedule);
   return schedule;
 }
 

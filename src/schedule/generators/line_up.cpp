@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -16,9 +17,8 @@ class Clock {
       : schedule_(schedule),
         insert_weights_(insert_weights),
         live_limit_(live_limit),
-        microbatches_(static_cast<std::size_t>(schedule.microbatches)),
-        forward_tick_(static_cast<std::size_t>(schedule.stages()) * microbatches_, kNotYet),
-        backward_tick_(forward_tick_.size(), kNotYet),
+        forward_tick_(schedule, kNotYet),
+        backward_tick_(schedule, kNotYet),
         ranks_(schedule.rows.size()) {}
 
   void run() {
@@ -72,33 +72,28 @@ class Clock {
     const StageId stage = action.stage();
     if (action.kind() == ActionKind::kForward) {
       if (rank.live >= live_limit_) return false;
-      return stage == StageId(0) || forward_tick_[at(stage - 1, action)] < tick;
+      return stage == StageId(0) || forward_tick_(stage - 1, action.microbatch()) < tick;
     }
     if (action.kind() == ActionKind::kBackwardWeight) return true;
-    if (stage.value == schedule_.stages() - 1) return forward_tick_[at(stage, action)] < tick;
-    return backward_tick_[at(stage + 1, action)] < tick;
+    if (stage.value == schedule_.stages() - 1) return forward_tick_(stage, action.microbatch()) < tick;
+    return backward_tick_(stage + 1, action.microbatch()) < tick;
   }
 
   void mark_done(const Action& action, Rank& rank, int tick) {
     if (action.kind() == ActionKind::kForward) {
-      forward_tick_[at(action.stage(), action)] = tick;
+      forward_tick_(action.stage(), action.microbatch()) = tick;
       if (insert_weights_) ++rank.live;
     } else if (action.kind() != ActionKind::kBackwardWeight) {
-      backward_tick_[at(action.stage(), action)] = tick;
+      backward_tick_(action.stage(), action.microbatch()) = tick;
       if (insert_weights_) rank.owed_weights.push_back(Action::backward_weight(action.stage(), action.microbatch()));
     }
-  }
-
-  [[nodiscard]] std::size_t at(StageId stage, const Action& action) const {
-    return stage.index() * microbatches_ + action.microbatch().index();
   }
 
   Schedule& schedule_;
   bool insert_weights_;
   int live_limit_;
-  std::size_t microbatches_;
-  std::vector<int> forward_tick_;
-  std::vector<int> backward_tick_;
+  StageMicrobatchTable<int> forward_tick_;
+  StageMicrobatchTable<int> backward_tick_;
   std::vector<Rank> ranks_;
 };
 
