@@ -9,9 +9,9 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-PACKAGES := cmake ninja-build g++ ccache mold python3-venv \
+PACKAGES := cmake ninja-build g++ ccache mold \
   libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev
-TEST_PACKAGES := clang libclang-rt-14-dev zsh
+TEST_PACKAGES := clang libclang-rt-dev zsh
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch build demo test test-release test-asan test-tsan test-fuzz bench lint pictures clean
@@ -41,6 +41,7 @@ torch: .venv/.torch-$(TORCH_VERSION)
 
 .venv/.torch-$(TORCH_VERSION): | packages
 	@echo "setup: installing torch $(TORCH_VERSION) into .venv (a minute or two)"
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { $(call install_packages,python3-venv); }
 	@$(PYTHON) -m venv .venv || { echo "setup: $(PYTHON) cannot make a virtual environment: install python3-venv, or give PYTHON=..." >&2; exit 1; }
 	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) \
 	  || { echo "setup: pip could not install torch==$(TORCH_VERSION): check the network, or run it by hand in .venv" >&2; exit 1; }

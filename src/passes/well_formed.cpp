@@ -9,8 +9,8 @@ namespace stagecraft::detail {
 namespace {
 
 /// Forwards per stage; actions that do not fit are left out.
-std::vector<std::size_t> count_forwards(const Schedule& schedule) {
-  std::vector<std::size_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
+std::vector<std::uint32_t> count_forwards(const Schedule& schedule) {
+  std::vector<std::uint32_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
   for (const Row& row : schedule.rows) {
     for (const Action& action : row) {
       for_each_part(action, [&](const Action& part) {
@@ -35,7 +35,7 @@ int first_missing_forward(const Schedule& schedule, StageId stage, std::size_t c
   return static_cast<int>(std::find(present.begin(), present.end(), false) - present.begin());
 }
 
-std::optional<Refusal> check_forward_counts(const Schedule& schedule, const std::vector<std::size_t>& forwards) {
+std::optional<Refusal> check_forward_counts(const Schedule& schedule, const std::vector<std::uint32_t>& forwards) {
   const auto needed = static_cast<std::size_t>(schedule.microbatches);
   for (int s = 0; s < schedule.stages(); ++s) {
     const std::size_t count = forwards[static_cast<std::size_t>(s)];
@@ -46,10 +46,6 @@ std::optional<Refusal> check_forward_counts(const Schedule& schedule, const std:
                               std::to_string(needed) + " microbatches, and every stage runs every microbatch once");
   }
   return std::nullopt;
-}
-
-[[noreturn]] void throw_for_pass(std::string_view pass, const Refusal& refusal) {
-  throw ScheduleError(std::string(pass) + ": " + refusal.message, refusal.rank, refusal.step, to_text(refusal.action));
 }
 
 }  // namespace
@@ -83,31 +79,26 @@ std::optional<Refusal> check_extent(const Schedule& schedule) {
   return check_forward_counts(schedule, count_forwards(schedule));
 }
 
-void require_well_formed(const Schedule& schedule, std::string_view pass, bool (*refused)(ActionKind),
-                         std::string_view remedy) {
-  if (const auto refusal = check_extent(schedule)) throw_for_pass(pass, *refusal);
+void throw_for_pass(std::string_view pass, const Refusal& refusal) {
+  throw ScheduleError(std::string(pass) + ": " + refusal.message, refusal.rank, refusal.step, to_text(refusal.action));
+}
+
+void throw_at(const Schedule& schedule, std::string_view pass, RankId rank, const Action& action,
+              std::string_view remedy) {
   const Fit fits(schedule);
-  std::vector<std::size_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
-  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
-    const RankId rank(r);
-    const Row& row = schedule.rows[r];
-    const auto passes = [&](const Action& part) {
-      if (!fits(part, rank) || refused(part.kind())) return false;
-      forwards[part.stage().index()] += part.kind() == ActionKind::kForward;
-      return true;
-    };
-    bool idle = true;
-    for (const Action& action : row) {
-      if (action.is_idle()) continue;
-      idle = false;
-      if (!action.is_overlap() ? passes(action) : passes(action.first()) && passes(action.second())) continue;
-      const Action part = passes(action.first()) ? action.second() : action.first();
-      throw_for_pass(pass, refuse_at(schedule, rank, static_cast<std::size_t>(&action - row.data()),
-                                     fits(part, rank) ? std::string(remedy) : misfit(schedule, part, rank)));
-    }
-    if (idle) throw_for_pass(pass, refuse_empty_rank(rank));
-  }
-  if (const auto refusal = check_forward_counts(schedule, forwards)) throw_for_pass(pass, *refusal);
+  std::string why(remedy);
+  for_each_part(action, [&](const Action& part) {
+    if (!fits(part, rank)) why = misfit(schedule, part, rank);
+  });
+  const auto step = static_cast<std::size_t>(&action - schedule.rows[rank.index()].data());
+  throw_for_pass(pass, refuse_at(schedule, rank, step, why));
+}
+
+std::optional<Refusal> check_counts(const Schedule& schedule, const std::vector<std::uint32_t>& forwards,
+                                    const std::vector<bool>& is_busy) {
+  const auto idle = std::find(is_busy.begin(), is_busy.end(), false);
+  if (idle != is_busy.end()) return refuse_empty_rank(RankId(idle - is_busy.begin()));
+  return check_forward_counts(schedule, forwards);
 }
 
 }  // namespace stagecraft::detail

@@ -3,6 +3,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "stagecraft/passes/verify.h"
 
@@ -40,10 +41,37 @@ std::string misfit(const Schedule& schedule, const Action& action, RankId rank);
 /// where it would be, forwards are missing, and the refusal names the first.
 std::optional<Refusal> check_extent(const Schedule& schedule);
 
-/// For a pass: throws ScheduleError unless the extent is sound, every action fits, every stage has its forwards and no
-/// action is of a kind for which `refused` holds.
-void require_well_formed(const Schedule& schedule, std::string_view pass, bool (*refused)(ActionKind),
-                         std::string_view remedy);
+/// Throws what a pass throws: the refusal, with the pass's name.
+[[noreturn]] void throw_for_pass(std::string_view pass, const Refusal& refusal);
+/// At an action that does not fit or that the pass does not take.
+[[noreturn]] void throw_at(const Schedule& schedule, std::string_view pass, RankId rank, const Action& action,
+                           std::string_view remedy);
+/// Null, or what is missing: a rank without actions, a stage without its forwards.
+std::optional<Refusal> check_counts(const Schedule& schedule, const std::vector<std::uint32_t>& forwards,
+                                    const std::vector<bool>& is_busy);
+
+/// For a pass: throws ScheduleError unless the extent is sound, every action fits, every rank and stage has its actions
+/// and no action is of a kind for which `refused` holds.
+template <typename Refused>
+void require_well_formed(const Schedule& schedule, std::string_view pass, Refused refused, std::string_view remedy) {
+  if (const auto refusal = check_extent(schedule)) throw_for_pass(pass, *refusal);
+  const Fit fits(schedule);
+  std::vector<std::uint32_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
+  std::vector<bool> is_busy(schedule.rows.size(), false);
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    bool busy = false;
+    for (const Action& action : schedule.rows[r]) {
+      if (action.is_idle()) continue;
+      busy = true;
+      for_each_part(action, [&](const Action& part) {
+        if (!fits(part, RankId(r)) || refused(part.kind())) throw_at(schedule, pass, RankId(r), action, remedy);
+        forwards[part.stage().index()] += part.kind() == ActionKind::kForward;
+      });
+    }
+    is_busy[r] = busy;
+  }
+  if (const auto refusal = check_counts(schedule, forwards, is_busy)) throw_for_pass(pass, *refusal);
+}
 inline void require_well_formed(const Schedule& schedule, std::string_view pass) {
   require_well_formed(
       schedule, pass, [](ActionKind) { return false; }, "");
