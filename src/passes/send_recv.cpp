@@ -25,8 +25,10 @@ using Sweep = std::int32_t;  // from 1 on; 0 means not yet
 
 /// The messages from one stage to a neighbour stage on another rank, in the order they are sent.
 struct Stream {
+  bool exists = false;
   Action receive;          // the kind and stage of their RECVs
   std::size_t source = 0;  // the sending rank
+  std::size_t target = 0;  // the receiving rank
   /// Twice the microbatch, plus one if the message comes from the second half of an overlap.
   std::vector<std::uint32_t> sent;
 };
@@ -40,7 +42,12 @@ class Lowering {
         backward_sweep_(schedule),
         clock_(schedule.rows.size(), 0),
         sweeps_(schedule.rows.size()),
-        streams_(2 * static_cast<std::size_t>(schedule.stages())) {}
+        streams_(2 * static_cast<std::size_t>(schedule.stages())) {
+    for (int stage = 0; stage < schedule.stages(); ++stage) {
+      open_stream(Action::forward(StageId(stage), MicrobatchId(0)));
+      open_stream(Action::backward(StageId(stage), MicrobatchId(0)));
+    }
+  }
 
   void run() {
     Dataflow flow(schedule_);
@@ -53,6 +60,21 @@ class Lowering {
   }
 
  private:
+  void open_stream(const Action& giver) {
+    const Action send = message_given(placement_, giver);
+    if (send.is_idle()) return;
+    Stream& stream = stream_of(giver.kind(), giver.stage());
+    stream.exists = true;
+    stream.receive = counterpart(send);
+    stream.source = placement_.rank_of(giver.stage()).index();
+    stream.target = placement_.rank_of(stream.receive.stage()).index();
+  }
+
+  /// The stream that an F, B or I of a stage feeds.
+  Stream& stream_of(ActionKind kind, StageId stage) {
+    return streams_[2 * stage.index() + (kind == ActionKind::kForward ? 0 : 1)];
+  }
+
   // --- the sweep of every action ---
 
   bool run_action(Dataflow& flow, std::size_t rank, const Action& action) {
@@ -91,21 +113,19 @@ class Lowering {
   }
 
   void finish(Dataflow& flow, const Action& part, Sweep sweep, std::uint32_t half) {
-    if (part.kind() == ActionKind::kForward) {
+    const ActionKind kind = part.kind();
+    if (kind == ActionKind::kForward) {
       forward_sweep_(part.stage(), part.microbatch()) = sweep;
-    } else if (gives_input_gradient(part.kind())) {
+    } else if (gives_input_gradient(kind)) {
       backward_sweep_(part.stage(), part.microbatch()) = sweep;
+    } else {
+      return;
     }
-    const Action send = message_given(placement_, part);
-    if (send.is_idle()) return;
-    auto& sent = stream_of(send).sent;
-    if (sent.empty()) sent.reserve(static_cast<std::size_t>(schedule_.microbatches));
-    sent.push_back(2 * static_cast<std::uint32_t>(part.microbatch().value) + half);
-    flow.wake(placement_.rank_of(peer_stage(send)).index());
-  }
-
-  Stream& stream_of(const Action& send) {
-    return streams_[2 * send.stage().index() + (send.kind() == ActionKind::kSendForward ? 0 : 1)];
+    Stream& stream = stream_of(kind, part.stage());
+    if (!stream.exists) return;
+    if (stream.sent.empty()) stream.sent.reserve(static_cast<std::size_t>(schedule_.microbatches));
+    stream.sent.push_back(2 * static_cast<std::uint32_t>(part.microbatch().value) + half);
+    flow.wake(stream.target);
   }
 
   // --- the lists ---
@@ -124,19 +144,16 @@ class Lowering {
   /// The streams that arrive at a rank, each at its first message.
   detail::StreamMerge arrivals(std::size_t rank, std::vector<const Stream*>& streams) {
     detail::StreamMerge merge;
-    const auto add = [&](StageId stage, StageId giver, ActionKind send_kind) {
-      if (!placement_.contains(giver) || placement_.share_rank(stage, giver)) return;
-      const Action send(send_kind, giver, MicrobatchId(0));
-      Stream& stream = stream_of(send);
-      stream.receive = counterpart(send);
-      stream.source = placement_.rank_of(giver).index();
-      if (stream.sent.empty()) return;
+    const auto add = [&](StageId giver, ActionKind kind) {
+      if (!placement_.contains(giver)) return;
+      const Stream& stream = stream_of(kind, giver);
+      if (stream.sent.empty() || stream.target != rank) return;
       merge.add(moment_of(stream, 0), streams.size());
       streams.push_back(&stream);
     };
     for (const StageId stage : placement_.stages_of(RankId(rank))) {
-      add(stage, stage - 1, ActionKind::kSendForward);
-      add(stage, stage + 1, ActionKind::kSendBackward);
+      add(stage - 1, ActionKind::kForward);
+      add(stage + 1, ActionKind::kBackward);
     }
     return merge;
   }
@@ -149,6 +166,14 @@ class Lowering {
       size += streams_[2 * stage.index()].sent.size() + streams_[2 * stage.index() + 1].sent.size();
     }
     return size;
+  }
+
+  void push_send(Row& row, const Action& part) {
+    const ActionKind kind = part.kind();
+    if (kind != ActionKind::kForward && !gives_input_gradient(kind)) return;
+    if (!stream_of(kind, part.stage()).exists) return;
+    row.emplace_back(kind == ActionKind::kForward ? ActionKind::kSendForward : ActionKind::kSendBackward, part.stage(),
+                     part.microbatch());
   }
 
   void merge(std::size_t rank) {
@@ -172,10 +197,7 @@ class Lowering {
       if (row[i].is_idle()) continue;
       receive_before(moment(sweeps_[rank][i], rank, 0));
       merged.push_back(row[i]);
-      for_each_part(row[i], [&](const Action& part) {
-        const Action send = message_given(placement_, part);
-        if (!send.is_idle()) merged.push_back(send);
-      });
+      for_each_part(row[i], [&](const Action& part) { push_send(merged, part); });
     }
     receive_before(detail::StreamMerge::kDone);
     schedule_.rows[rank] = std::move(merged);

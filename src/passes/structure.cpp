@@ -1,6 +1,7 @@
 #include "structure.h"
 
 #include <algorithm>
+#include <array>
 
 #include "refusals.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
@@ -14,9 +15,39 @@ using Bits = std::uint16_t;
 /// One bit per kind that a (stage, microbatch) can have once.
 constexpr Bits bit(ActionKind kind) { return static_cast<Bits>(1U << static_cast<unsigned>(kind)); }
 constexpr Bits kForward = bit(ActionKind::kForward);
-constexpr Bits kBackward = bit(ActionKind::kBackward);
 constexpr Bits kInput = bit(ActionKind::kBackwardInput);
 constexpr Bits kWeight = bit(ActionKind::kBackwardWeight);
+/// Left by B and by I alike. (An overlap leaves the bits of its halves, so its own bit is free.)
+constexpr Bits kGradient = bit(ActionKind::kOverlap);
+
+/// What must and must not have happened to a stage's microbatch before an action of a kind, and what the action leaves.
+struct Rule {
+  Bits needed = 0;
+  Bits forbidden = 0;
+  Bits leaves = 0;
+  const char* missing = nullptr;  // said when what is needed is not there
+};
+
+constexpr std::array<Rule, kActionKinds> make_rules() {
+  constexpr const char* kNothingToSend = "there is nothing to send yet";
+  std::array<Rule, kActionKinds> rules;
+  const auto set = [&](ActionKind kind, Bits needed, Bits forbidden, Bits leaves, const char* missing) {
+    rules[static_cast<std::size_t>(kind)] = {needed, static_cast<Bits>(forbidden | bit(kind)),
+                                             static_cast<Bits>(leaves | bit(kind)), missing};
+  };
+  set(ActionKind::kForward, 0, 0, 0, nullptr);
+  for (const ActionKind kind : {ActionKind::kBackward, ActionKind::kBackwardInput}) {
+    set(kind, kForward, kGradient, kGradient, "its F does not stand before it: a backward comes after the forward");
+  }
+  set(ActionKind::kBackwardWeight, kInput, 0, 0,
+      "its I does not stand before it: W comes after the I of the same microbatch");
+  set(ActionKind::kSendForward, kForward, 0, 0, kNothingToSend);
+  set(ActionKind::kSendBackward, kGradient, 0, 0, kNothingToSend);
+  set(ActionKind::kRecvForward, 0, 0, 0, nullptr);
+  set(ActionKind::kRecvBackward, 0, 0, 0, nullptr);
+  return rules;
+}
+constexpr std::array<Rule, kActionKinds> kRules = make_rules();
 
 /// Stands for the reason that `misfit` finds out.
 constexpr const char* kDoesNotFit = "it does not fit";
@@ -52,7 +83,7 @@ class Structure {
         idle = false;
         const char* why = action.is_overlap() ? take_halves(action, rank) : take(action, rank);
         if (why == kDoesNotFit) return refuse_misfit(action, rank, i);
-        if (why != nullptr) return refuse_at(schedule_, rank, i, why);
+        if (why != nullptr) return refuse_for(why, rank, i);
       }
       if (idle) return refuse_empty_rank(rank);
     }
@@ -71,6 +102,12 @@ class Structure {
     return why != nullptr ? why : take(overlap.second(), rank);
   }
 
+  /// A forward that stands nowhere is the root of whatever else goes wrong for want of it.
+  [[nodiscard]] Refusal refuse_for(const char* why, RankId rank, std::size_t step) const {
+    if (auto missing = check_forwards(schedule_)) return *missing;
+    return refuse_at(schedule_, rank, step, why);
+  }
+
   [[nodiscard]] Refusal refuse_misfit(const Action& action, RankId rank, std::size_t step) const {
     const Action part = fits_(action.first(), rank) ? action.second() : action.first();
     return refuse_at(schedule_, rank, step, misfit(schedule_, part, rank));
@@ -79,47 +116,45 @@ class Structure {
   /// Null when the action may stand here; then it counts as done.
   const char* take(const Action& a, RankId rank) {
     if (!fits_(a, rank)) return kDoesNotFit;
+    const ActionKind kind = a.kind();
     StageState& stage = stages_[a.stage().index()];
-    if (!has_microbatch(a.kind())) return take_of_stage(a.kind(), stage);
+    if (!has_microbatch(kind)) return take_of_stage(kind, stage);
     Bits& past = past_(a.stage(), a.microbatch());
-    if ((past & bit(a.kind())) != 0) return "it stands twice: remove one of the two";
-    const char* why = is_compute(a.kind()) ? take_compute(a, past, stage) : take_message(a, past);
-    if (why == nullptr) past |= bit(a.kind());
-    return why;
+    const Rule& rule = kRules[static_cast<std::size_t>(kind)];
+    if ((past & rule.forbidden) != 0) {
+      return (past & bit(kind)) != 0 ? "it stands twice: remove one of the two"
+                                     : "its backward has run already: have either one B, or one I and one W";
+    }
+    if ((past & rule.needed) != rule.needed) return rule.missing;
+    if (is_compute(kind)) {
+      if (const char* why = take_compute(a, past, stage)) return why;
+    }
+    past |= rule.leaves;
+    return nullptr;
   }
 
   const char* take_compute(const Action& a, Bits past, StageState& stage) {
     if (stage.sharding == Sharding::kSharded) return "its stage is resharded here: add an UNSHARD before it";
     ++stage.computes;
-    switch (a.kind()) {
-      case ActionKind::kForward:
-        ++stage.forwards;
-        return forward_input_present(a) ? nullptr : missing_forward_input(a);
-      case ActionKind::kBackwardWeight:
-        ++stage.weight_parts;
-        return (past & kInput) != 0 ? nullptr
-                                    : "its I does not stand before it: W comes after the I of the same microbatch";
-      default:
-        break;
-    }
-    if ((past & (kBackward | kInput)) != 0)
-      return "its backward has run already: have either one B, or one I and one W";
-    if ((past & kForward) == 0) return "its F does not stand before it: a backward comes after the forward";
-    stage.weight_parts += a.kind() == ActionKind::kBackward;
-    return gradient_present(a, past) ? nullptr : missing_gradient(a);
+    const ActionKind kind = a.kind();
+    stage.weight_parts += gives_weight_gradient(kind);
+    if (kind == ActionKind::kBackwardWeight) return nullptr;
+    if (kind != ActionKind::kForward) return gradient_present(a, past) ? nullptr : missing_gradient(a);
+    ++stage.forwards;
+    return forward_input_present(a, past) ? nullptr : missing_forward_input(a);
   }
 
-  [[nodiscard]] bool forward_input_present(const Action& a) const {
+  [[nodiscard]] bool forward_input_present(const Action& a, Bits past) const {
     const StageId s = a.stage();
     if (s.value == 0) return true;
     if (placement_.share_rank(s, s - 1)) return (past_(s - 1, a.microbatch()) & kForward) != 0;
-    return !communicates_ || (past_(s, a.microbatch()) & bit(ActionKind::kRecvForward)) != 0;
+    return !communicates_ || (past & bit(ActionKind::kRecvForward)) != 0;
   }
 
   [[nodiscard]] bool gradient_present(const Action& a, Bits past) const {
     const StageId s = a.stage();
     if (s.value == schedule_.stages() - 1) return true;
-    if (placement_.share_rank(s, s + 1)) return (past_(s + 1, a.microbatch()) & (kBackward | kInput)) != 0;
+    if (placement_.share_rank(s, s + 1)) return (past_(s + 1, a.microbatch()) & kGradient) != 0;
     return !communicates_ || (past & bit(ActionKind::kRecvBackward)) != 0;
   }
 
@@ -133,16 +168,6 @@ class Structure {
     return placement_.share_rank(a.stage(), a.stage() + 1)
                ? "the backward of the stage after it, on this same rank, does not stand before it: change their order"
                : "its RECV_B does not stand before it: the gradient must be received first";
-  }
-
-  static const char* take_message(const Action& a, Bits past) {
-    if (a.kind() == ActionKind::kSendForward && (past & kForward) == 0) {
-      return "its F does not stand before it: there is nothing to send yet";
-    }
-    if (a.kind() == ActionKind::kSendBackward && (past & (kBackward | kInput)) == 0) {
-      return "its B or I does not stand before it: there is nothing to send yet";
-    }
-    return nullptr;
   }
 
   [[nodiscard]] const char* take_of_stage(ActionKind kind, StageState& stage) const {
@@ -207,7 +232,7 @@ class Structure {
       const auto lacks = [&](ActionKind kind) { return (past & bit(kind)) == 0; };
       const auto missing = [&](ActionKind kind, const char* why) { return refuse_missing(rank, {kind, s, m}, why); };
       if (lacks(ActionKind::kForward)) return missing(ActionKind::kForward, "every stage runs every microbatch once");
-      if (trains && (past & (kBackward | kInput)) == 0) {
+      if (trains && (past & kGradient) == 0) {
         return missing(ActionKind::kBackward, "every microbatch has one B, or one I and one W, on every stage");
       }
       if (trains && (past & kInput) != 0 && (past & kWeight) == 0) {

@@ -76,6 +76,10 @@ std::optional<Refusal> check_extent(const Schedule& schedule) {
   std::int64_t parts = 0;
   for (const Row& row : schedule.rows) parts += 2 * static_cast<std::int64_t>(row.size());
   if (std::int64_t{schedule.stages()} * schedule.microbatches <= parts) return std::nullopt;
+  return check_forwards(schedule);
+}
+
+std::optional<Refusal> check_forwards(const Schedule& schedule) {
   return check_forward_counts(schedule, count_forwards(schedule));
 }
 

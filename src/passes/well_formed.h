@@ -41,6 +41,9 @@ std::string misfit(const Schedule& schedule, const Action& action, RankId rank);
 /// where it would be, forwards are missing, and the refusal names the first.
 std::optional<Refusal> check_extent(const Schedule& schedule);
 
+/// Null, or the first forward that is missing.
+std::optional<Refusal> check_forwards(const Schedule& schedule);
+
 /// Throws what a pass throws: the refusal, with the pass's name.
 [[noreturn]] void throw_for_pass(std::string_view pass, const Refusal& refusal);
 /// At an action that does not fit or that the pass does not take.

@@ -40,6 +40,7 @@ TEST_P(Fault, IsNamedWithRankStepAndAction) {
 INSTANTIATE_TEST_SUITE_P(
     Verify, Fault,
     testing::Values(
+        Faulty{"MissingForwardOfABackward", "0F0,0B0,0B1\n", 0, -1, "0F1 is missing"},
         Faulty{"MissingForward", "0F0,0F1,0B0,0B1\n1F0,1B0\n", 1, -1, "1F1 is missing"},
         Faulty{"MissingBackward", "0F0,0F1,0B0\n", 0, -1, "0B1 is missing"},
         Faulty{"MissingWeightPart", "0F0,0F1,0I0,0W0,0I1\n", 0, -1, "0W1 is missing"},
