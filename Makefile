@@ -29,8 +29,8 @@ define install_packages
 	  echo "setup: installing $${missing[*]}"; \
 	  command -v apt-get > /dev/null || { echo "setup: no apt-get here: install these yourself: $${missing[*]}" >&2; exit 1; }; \
 	  export DEBIAN_FRONTEND=noninteractive; \
-	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $${missing[@]} > /tmp/stagecraft-apt.log 2>&1 \
-	    || { tail -5 /tmp/stagecraft-apt.log; echo "setup: apt-get failed (log: /tmp/stagecraft-apt.log): are you root, or do you have sudo and a network?" >&2; exit 1; }; \
+	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $${missing[@]} > $${TMPDIR:-/tmp}/stagecraft-apt.log 2>&1 \
+	    || { tail -5 $${TMPDIR:-/tmp}/stagecraft-apt.log; echo "setup: apt-get failed (log: $${TMPDIR:-/tmp}/stagecraft-apt.log): are you root, or do you have sudo and a network?" >&2; exit 1; }; \
 	fi
 endef
 
@@ -49,7 +49,7 @@ torch: .venv/.torch-$(TORCH_VERSION)
 
 build: packages  ## Build the library and the command (build/bin/stagecraft)
 	@cmake --preset release > build.log 2>&1 || { cat build.log; exit 1; }; rm -f build.log
-	@cmake --build --preset release -j $(JOBS)
+	@cmake --build --preset release -j $(JOBS) --target stagecraft schedule_bench
 
 demo: build  ## Make, prove and draw schedules; pictures go to build/demo
 	@bash examples/demo.sh build/bin/stagecraft build/demo
