@@ -47,7 +47,7 @@ std::string choose_format(const std::string& asked, const std::string& output, c
                           const std::string& fallback) {
   if (!asked.empty()) return asked;
   const std::string extension = std::filesystem::path(output).extension().string();
-  for (const std::string format : {"csv", "json", "svg"}) {
+  for (std::string format : {"csv", "json", "svg"}) {
     if (extension == "." + format && std::find(known.begin(), known.end(), format) != known.end()) return format;
   }
   return fallback;

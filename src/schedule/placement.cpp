@@ -38,7 +38,7 @@ Placement::Placement(int ranks, std::vector<RankId> rank_of_stage) : rank_of_(st
   for (std::size_t s = 0; s < rank_of_.size(); ++s) {
     const std::size_t rank = rank_of_[s].index();
     local_index_[s] = filled[rank]++;
-    grouped_[static_cast<std::size_t>(first_[rank] + local_index_[s])] = StageId(s);
+    grouped_[static_cast<std::size_t>(first_[rank]) + static_cast<std::size_t>(local_index_[s])] = StageId(s);
   }
 }
 

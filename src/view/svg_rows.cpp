@@ -62,7 +62,7 @@ void SvgRows::add_action(int step, const Action& action) {
 
 void SvgRows::add_cell(int step, const Action& part, const Action& action, const Box& box) {
   const int shade = is_compute(part.kind()) ? shade_of(schedule_.placement, part.stage()) : 0;
-  std::string& cells = cells_[static_cast<std::size_t>(static_cast<int>(part.kind()) * kShades + shade)];
+  std::string& cells = cells_[static_cast<std::size_t>(part.kind()) * kShades + static_cast<std::size_t>(shade)];
   const std::string path = outline(part.kind(), box);
   if (!layout_.hover) {
     cells += path;

@@ -18,8 +18,8 @@ Schedule make(const Shape& shape) {
       for (int m = 0; m < shape.microbatches; ++m) row.push_back(Action::forward(stage, MicrobatchId(m)));
     }
     row.insert(row.end(), 2 * static_cast<std::size_t>(shape.ranks - 1 - r), Action::idle());
-    for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-      for (int m = shape.microbatches - 1; m >= 0; --m) row.push_back(Action::backward(*stage, MicrobatchId(m)));
+    for (std::size_t i = stages.size(); i-- > 0;) {
+      for (int m = shape.microbatches - 1; m >= 0; --m) row.push_back(Action::backward(stages[i], MicrobatchId(m)));
     }
     return row;
   };
