@@ -67,12 +67,14 @@ int main(int argc, char** argv) {
     const long before = peak_resident_bytes();
     std::int64_t actions = 0;
     Times times = measure(argv[1], shape, actions);
+    const double first = times.total();
     for (int i = argc > 5 ? std::atoi(argv[5]) : 1; i > 1; --i) {
       const Times again = measure(argv[1], shape, actions);
       if (again.total() < times.total()) times = again;
     }
-    std::cout << "{\"seconds\": " << times.total() << ", \"generate\": " << times.generate
-              << ", \"lower\": " << times.lower << ", \"verify\": " << times.verify << ", \"actions\": " << actions
+    std::cout << "{\"seconds\": " << times.total() << ", \"first_seconds\": " << first
+              << ", \"generate\": " << times.generate << ", \"lower\": " << times.lower
+              << ", \"verify\": " << times.verify << ", \"actions\": " << actions
               << ", \"peak_bytes\": " << peak_resident_bytes() - before << "}\n";
   } catch (const std::exception& error) {
     std::cerr << "schedule_bench: " << error.what() << "\n";

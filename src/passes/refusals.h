@@ -20,21 +20,17 @@ Refusal refuse_empty_rank(RankId rank);
 /// Because ranks wait for each other; `cycle` is not empty.
 Refusal refuse_cycle(const Schedule& schedule, std::vector<Waiting> cycle, const std::string& why);
 
-/// Where the rank blocked at `position[rank]` (row size when it has finished) waits: the rank and the action it needs.
+/// What a blocked rank waits for, and on which rank that stands.
 struct Need {
   RankId rank;
   Action action;
 };
 
-/// Follows the chain of waiting from `start` until it closes, and returns the closed part. `need_of(rank)` says what a
-/// blocked rank waits for.
-template <typename NeedOf>
-std::vector<Waiting> find_cycle(const Schedule& schedule, const std::vector<std::size_t>& position, RankId start,
-                                NeedOf need_of);
-
 /// The step of the first action on the rank that is, or contains, `action`; -1 if there is none.
 int step_of(const Row& row, const Action& action);
 
+/// Follows the chain of waiting from `start` until it closes, and returns the closed part. `position[rank]` is where a
+/// rank stands, `need_of(rank)` what a blocked rank waits for.
 template <typename NeedOf>
 std::vector<Waiting> find_cycle(const Schedule& schedule, const std::vector<std::size_t>& position, RankId start,
                                 NeedOf need_of) {

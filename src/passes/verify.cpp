@@ -1,23 +1,11 @@
 #include "stagecraft/passes/verify.h"
 
-#include <algorithm>
-
 #include "execution.h"
 #include "stagecraft/schedule/action_text.h"
 #include "structure.h"
 #include "well_formed.h"
 
 namespace stagecraft {
-namespace {
-
-bool has_communication(const Schedule& schedule) {
-  return std::any_of(schedule.rows.begin(), schedule.rows.end(), [](const Row& row) {
-    return std::any_of(row.begin(), row.end(), [](const Action& a) { return is_communication(a.kind()); });
-  });
-}
-
-}  // namespace
-
 std::string_view model_name(CommModel model) {
   constexpr std::array<std::string_view, 3> kNames = {"tagged", "in_order", "rendezvous"};
   return kNames[static_cast<std::size_t>(model)];
@@ -41,7 +29,7 @@ const Refusal* Verdict::first_refusal() const {
 Verdict verify(const Schedule& schedule) {
   Verdict verdict;
   verdict.lowered = schedule.is_lowered();
-  const bool communicates = has_communication(schedule);
+  const bool communicates = schedule.communicates();
   verdict.fault = detail::check_extent(schedule);
   if (!verdict.fault) verdict.fault = detail::check_structure(schedule, communicates);
   if (verdict.fault) return verdict;

@@ -78,6 +78,12 @@ bool Schedule::is_lowered() const {
   });
 }
 
+bool Schedule::communicates() const {
+  return std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+    return std::any_of(row.begin(), row.end(), [](const Action& a) { return is_communication(a.kind()); });
+  });
+}
+
 std::int64_t Schedule::actions() const {
   std::int64_t count = 0;
   for (const Row& row : rows) {

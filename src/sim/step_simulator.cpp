@@ -28,13 +28,11 @@ class StepReplay {
   explicit StepReplay(const Schedule& schedule)
       : schedule_(schedule),
         placement_(schedule.placement),
+        communicates_(schedule.communicates()),
         past_(schedule),
         next_(schedule.rows.size(), 0),
         acted_in_(schedule.rows.size(), -1),
         awake_(schedule.rows.size()) {
-    for (const Row& row : schedule.rows) {
-      communicates_ |= std::any_of(row.begin(), row.end(), [](const Action& a) { return is_communication(a.kind()); });
-    }
     for (std::size_t r = 0; r < next_.size(); ++r) {
       skip_idle(r);
       if (next_[r] < schedule_.rows[r].size()) awake_.insert(r);
@@ -167,7 +165,7 @@ class StepReplay {
 
   const Schedule& schedule_;
   const Placement& placement_;
-  bool communicates_ = false;
+  bool communicates_;
   StageMicrobatchTable<std::uint8_t> past_;
   std::vector<std::size_t> next_;
   std::vector<int> acted_in_;

@@ -34,6 +34,8 @@ struct Schedule {
   [[nodiscard]] int stages() const { return placement.stages(); }
   /// Whether any action is not a compute action.
   [[nodiscard]] bool is_lowered() const;
+  /// Whether there is any SEND or RECV.
+  [[nodiscard]] bool communicates() const;
   /// Actions that are not idle; an overlap is one.
   [[nodiscard]] std::int64_t actions() const;
   /// Idle slots standing in the rows.
