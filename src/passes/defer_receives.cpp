@@ -6,10 +6,9 @@
 #include <deque>
 #include <unordered_map>
 
+#include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
-#include "well_formed.h"
 
 namespace stagecraft {
 namespace {
@@ -89,14 +88,16 @@ class Deferral {
   std::unordered_map<std::size_t, std::deque<Action>> by_peer_;
 };
 
+void defer(Schedule& schedule) {
+  detail::for_each_rank(schedule, [&](std::size_t r) { schedule.rows[r] = Deferral(schedule, r).run(); });
+}
+
 }  // namespace
 
-void defer_receives(Schedule& schedule) {
-  detail::require_well_formed(schedule, "defer_receives");
-  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
-    Row& row = schedule.rows[r];
-    row = Deferral(schedule, r).run();
-  }
-}
+extern const detail::Rewrite detail::defer_receives_rewrite = {
+    .pass = {.name = "defer_receives", .summary = "each RECV just before its consumer; needs a transport with tags"},
+    .apply = defer};
+
+void defer_receives(Schedule& schedule) { detail::run(detail::defer_receives_rewrite, schedule); }
 
 }  // namespace stagecraft

@@ -1,8 +1,11 @@
 #include "execution.h"
 
+#include <algorithm>
 #include <map>
+#include <memory>
 
 #include "refusals.h"
+#include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/message.h"
@@ -75,54 +78,100 @@ class TaggedReplay {
   Dataflow flow_;
 };
 
+/// Ranks as lists of nothing but their messages, each message a number that both its ends share.
 class RendezvousReplay {
  public:
-  explicit RendezvousReplay(const Schedule& schedule) : schedule_(schedule), next_(schedule.rows.size(), 0) {}
+  explicit RendezvousReplay(const Schedule& schedule)
+      : schedule_(schedule),
+        // Room for a row of nothing but messages and its closing mark; what is not written takes no memory.
+        ends_(std::make_unique_for_overwrite<End[]>(schedule.slots() + schedule.rows.size())) {
+    End* begin = ends_.get();
+    for (const Row& row : schedule.rows) {
+      begin_.push_back(begin);
+      begin += row.size() + 1;
+    }
+    in_parts(schedule.rows.size(), schedule.slots(), [&](std::size_t first, std::size_t last) {
+      for (std::size_t r = first; r < last; ++r) list_messages(r);
+    });
+    next_.assign(begin_.begin(), begin_.end());
+  }
 
   std::optional<Refusal> run() {
-    std::vector<std::size_t> arrived;
-    for (std::size_t r = schedule_.rows.size(); r-- > 0;) {
-      skip_to_message(r);
-      arrived.push_back(r);
-    }
+    std::vector<std::uint32_t> arrived;
+    for (std::size_t r = next_.size(); r-- > 0;) arrived.push_back(static_cast<std::uint32_t>(r));
     // Whichever side of a message arrives second finds the other one waiting; the first side need not be looked at
     // again.
     while (!arrived.empty()) {
-      const std::size_t r = arrived.back();
+      const std::uint32_t r = arrived.back();
       arrived.pop_back();
-      while (next_[r] < schedule_.rows[r].size()) {
-        const Need need = need_of(RankId(r));
-        const std::size_t peer = need.rank.index();
-        if (next_[peer] == schedule_.rows[peer].size() || schedule_.rows[peer][next_[peer]] != need.action) break;
+      const End* here = next_[r];
+      while (here->message != kNoMessage) {
+        const std::uint32_t peer = here->peer;
+        if (next_[peer]->message != here->message) break;
         ++next_[peer];
-        skip_to_message(peer);
-        arrived.push_back(peer);
-        ++next_[r];
-        skip_to_message(r);
+        if (arrived.empty() || arrived.back() != peer) arrived.push_back(peer);
+        ++here;
       }
+      next_[r] = here;
     }
     for (std::size_t r = 0; r < next_.size(); ++r) {
-      if (next_[r] == schedule_.rows[r].size()) continue;
-      return refuse_cycle(
-          schedule_, find_cycle(schedule_, next_, RankId(r), [&](RankId rank) { return need_of(rank); }),
-          "under blocking sends and receives it never completes: use place_receives, or a transport with tags");
+      if (next_[r]->message != kNoMessage) return refuse(RankId(r));
     }
     return std::nullopt;
   }
 
  private:
-  void skip_to_message(std::size_t r) {
-    const Row& row = schedule_.rows[r];
-    while (next_[r] < row.size() && !is_communication(row[next_[r]].kind())) ++next_[r];
+  /// One end of a message: a SEND or a RECV.
+  struct End {
+    std::uint32_t message;
+    std::uint32_t peer;  // the rank at the other end
+  };
+  static constexpr std::uint32_t kNoMessage = UINT32_MAX;  // behind the last of a rank
+
+  static bool is_message(const Action& action) { return is_communication(action.kind()); }
+
+  void list_messages(std::size_t rank) {
+    End* out = begin_[rank];
+    for (const Action& action : schedule_.rows[rank]) {
+      if (is_message(action)) *out++ = end_of(action);
+    }
+    *out = {kNoMessage, 0};
   }
 
-  [[nodiscard]] Need need_of(RankId rank) const {
-    const Action other_side = counterpart(schedule_.rows[rank.index()][next_[rank.index()]]);
-    return {schedule_.placement.rank_of(other_side.stage()), other_side};
+  /// Messages are numbered by direction, lower stage and microbatch: twice the slots of the schedule at most.
+  [[nodiscard]] End end_of(const Action& action) const {
+    static_assert(4 * kMaxSlots < kNoMessage);
+    const StageId peer = peer_stage(action);
+    const bool forward = action.kind() == ActionKind::kSendForward || action.kind() == ActionKind::kRecvForward;
+    const auto stage = static_cast<std::uint32_t>(std::min(action.stage(), peer).value) * 2 + (forward ? 0 : 1);
+    return {stage * static_cast<std::uint32_t>(schedule_.microbatches) +
+                static_cast<std::uint32_t>(action.microbatch().value),
+            static_cast<std::uint32_t>(schedule_.placement.rank_of(peer).value)};
+  }
+
+  [[nodiscard]] Refusal refuse(RankId blocked) const {
+    std::vector<std::size_t> position;  // in the rows
+    for (std::size_t r = 0; r < next_.size(); ++r) {
+      const Row& row = schedule_.rows[r];
+      std::size_t at = 0;
+      for (auto passed = next_[r] - begin_[r]; at < row.size(); ++at) {
+        if (is_message(row[at]) && passed-- == 0) break;
+      }
+      position.push_back(at);
+    }
+    const auto need_of = [&](RankId rank) {
+      const Action other_side = counterpart(schedule_.rows[rank.index()][position[rank.index()]]);
+      return Need{schedule_.placement.rank_of(other_side.stage()), other_side};
+    };
+    return refuse_cycle(
+        schedule_, find_cycle(schedule_, position, blocked, need_of),
+        "under blocking sends and receives it never completes: use place_receives, or a transport with tags");
   }
 
   const Schedule& schedule_;
-  std::vector<std::size_t> next_;
+  std::unique_ptr<End[]> ends_;   // NOLINT(*-avoid-c-arrays): not filled when made
+  std::vector<End*> begin_;       // per rank
+  std::vector<const End*> next_;  // per rank: what it stands at
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // An I and the W right after it cost two walks over the graph where one B costs a single walk: where nothing stands
 // between them, splitting bought nothing.
 
-#include "stagecraft/passes/pass.h"
+#include "rewrite.h"
 
 namespace stagecraft {
 namespace {
@@ -11,9 +11,7 @@ bool merges_with(const Action& input, const Action& weight) {
          input.stage() == weight.stage() && input.microbatch() == weight.microbatch();
 }
 
-}  // namespace
-
-void merge_backward(Schedule& schedule) {
+void merge(Schedule& schedule) {
   for (Row& row : schedule.rows) {
     std::erase_if(row, [](const Action& action) { return action.is_idle(); });
     std::size_t kept = 0;
@@ -28,5 +26,12 @@ void merge_backward(Schedule& schedule) {
     row.resize(kept);
   }
 }
+
+}  // namespace
+
+extern const detail::Rewrite detail::merge_backward_rewrite = {
+    .pass = {.name = "merge_backward", .summary = "an I followed by its own W becomes one B"}, .apply = merge};
+
+void merge_backward(Schedule& schedule) { detail::run(detail::merge_backward_rewrite, schedule); }
 
 }  // namespace stagecraft

@@ -1,19 +1,17 @@
+#include <algorithm>
 #include <array>
 
+#include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/passes/pass.h"
 
 namespace stagecraft {
 namespace {
 
-constexpr std::array kPasses = {
-    Pass{"merge_backward", "an I followed by its own W becomes one B", merge_backward},
-    Pass{"unshard_reshard", "UNSHARD before a stage computes, RESHARD when others need the room",
-         [](Schedule& schedule) { unshard_reshard(schedule); }},
-    Pass{"reduce_grad", "REDUCE_GRAD after the last weight part of a stage", reduce_grad},
-    Pass{"send_recv", "SEND and RECV wherever the next stage lives on another rank", send_recv},
-    Pass{"defer_receives", "each RECV just before its consumer; needs a transport with tags", defer_receives},
-    Pass{"place_receives", "each RECV as late as it delays nobody; safe on every transport", place_receives},
+using detail::Rewrite;
+
+constexpr std::array kRewrites = {
+    &detail::merge_backward_rewrite, &detail::unshard_reshard_rewrite, &detail::reduce_grad_rewrite,
+    &detail::send_recv_rewrite,      &detail::defer_receives_rewrite,  &detail::place_receives_rewrite,
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -22,29 +20,63 @@ std::string_view trimmed(std::string_view text) {
                                          : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
 }
 
-}  // namespace
-
-std::span<const Pass> passes() { return kPasses; }
-
-const Pass& find_pass(std::string_view name) {
+const Rewrite& find_rewrite(std::string_view name) {
   std::string known;
-  for (const Pass& pass : kPasses) {
-    if (pass.name == name) return pass;
-    known += (known.empty() ? "" : ", ") + std::string(pass.name);
+  for (const Rewrite* rewrite : kRewrites) {
+    if (rewrite->pass.name == name) return *rewrite;
+    known += (known.empty() ? "" : ", ") + std::string(rewrite->pass.name);
   }
   throw InvalidArgument("unknown pass '" + std::string(name) + "': the known ones are " + known);
 }
 
+}  // namespace
+
+namespace detail {
+
+void require_input_of(const Rewrite& rewrite, const Schedule& schedule) {
+  const KindSet present = require_well_formed(schedule, rewrite.pass.name);
+  if ((present & rewrite.refuses) != 0) throw_for_kind(schedule, rewrite.pass.name, rewrite.refuses, rewrite.remedy);
+}
+
+void run(const Rewrite& rewrite, Schedule& schedule) {
+  require_input_of(rewrite, schedule);
+  rewrite.apply(schedule);
+}
+
+}  // namespace detail
+
+std::span<const Pass> passes() {
+  static const auto kPasses = [] {
+    std::array<Pass, kRewrites.size()> all;
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = kRewrites[i]->pass;
+    return all;
+  }();
+  return kPasses;
+}
+
+const Pass& find_pass(std::string_view name) {
+  const auto known = passes();
+  const std::string_view found = find_rewrite(name).pass.name;
+  return *std::find_if(known.begin(), known.end(), [&](const Pass& pass) { return pass.name == found; });
+}
+
 void run_passes(Schedule& schedule, std::string_view names) {
-  std::vector<const Pass*> chain;
+  std::vector<const Rewrite*> chain;
   while (!names.empty()) {
     const auto comma = names.find(',');
-    chain.push_back(&find_pass(trimmed(names.substr(0, comma))));
+    chain.push_back(&find_rewrite(trimmed(names.substr(0, comma))));
     if (comma == std::string_view::npos) break;
     names.remove_prefix(comma + 1);
     if (names.empty()) find_pass("");  // a comma promises another name
   }
-  for (const Pass* pass : chain) pass->run(schedule);
+  for (const Rewrite* rewrite : chain) {
+    if (rewrite == chain.front()) {
+      detail::require_input_of(*rewrite, schedule);
+    } else if ((detail::kinds_in(schedule) & rewrite->refuses) != 0) {  // well formed it is
+      detail::throw_for_kind(schedule, rewrite->pass.name, rewrite->refuses, rewrite->remedy);
+    }
+    rewrite->apply(schedule);
+  }
 }
 
 }  // namespace stagecraft

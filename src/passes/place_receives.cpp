@@ -7,13 +7,12 @@
 #include <algorithm>
 #include <tuple>
 
+#include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/message.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
-#include "well_formed.h"
 
 namespace stagecraft {
 namespace {
@@ -50,7 +49,7 @@ class Placer {
 
   void run() {
     simulate();
-    for (std::size_t r = 0; r < schedule_.rows.size(); ++r) rewrite(r);
+    detail::for_each_rank(schedule_, [&](std::size_t r) { rewrite(r); });
   }
 
  private:
@@ -148,11 +147,14 @@ class Placer {
   std::vector<std::vector<Message>> messages_;
 };
 
+void place(Schedule& schedule) { Placer(schedule).run(); }
+
 }  // namespace
 
-void place_receives(Schedule& schedule) {
-  detail::require_well_formed(schedule, "place_receives");
-  Placer(schedule).run();
-}
+extern const detail::Rewrite detail::place_receives_rewrite = {
+    .pass = {.name = "place_receives", .summary = "each RECV as late as it delays nobody; safe on every transport"},
+    .apply = place};
+
+void place_receives(Schedule& schedule) { detail::run(detail::place_receives_rewrite, schedule); }
 
 }  // namespace stagecraft

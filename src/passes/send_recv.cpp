@@ -9,28 +9,56 @@
 
 #include <algorithm>
 
+#include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/message.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
 #include "stream_merge.h"
-#include "well_formed.h"
 
 namespace stagecraft {
 namespace {
 
 using Sweep = std::int32_t;  // from 1 on; 0 means not yet
 
-/// The messages from one stage to a neighbour stage on another rank, in the order they are sent.
-struct Stream {
-  bool exists = false;
-  Action receive;          // the kind and stage of their RECVs
-  std::size_t source = 0;  // the sending rank
-  std::size_t target = 0;  // the receiving rank
-  /// Twice the microbatch, plus one if the message comes from the second half of an overlap.
-  std::vector<std::uint32_t> sent;
+/// A message on its way: the sweep it is sent in, its microbatch, and which half of an overlap gave it.
+class Message {
+ public:
+  Message() = default;
+  Message(Sweep sweep, MicrobatchId microbatch, std::uint32_t half)
+      : bits_(static_cast<std::uint64_t>(sweep) << 32 | static_cast<std::uint32_t>(microbatch.value) << 1 | half) {}
+
+  [[nodiscard]] MicrobatchId microbatch() const { return MicrobatchId((bits_ & UINT32_MAX) >> 1); }
+  /// Its place in the global order, as one number: sweep, then rank, then half of an overlap.
+  [[nodiscard]] std::uint64_t moment(std::size_t sender) const {
+    return (bits_ & ~std::uint64_t{UINT32_MAX}) | sender << 1 | (bits_ & 1);
+  }
+
+ private:
+  std::uint64_t bits_;
+};
+
+/// What the F, or the B or I, of one stage needs and gives, for all microbatches.
+struct Port {
+  const Sweep* needed = nullptr;  // by microbatch: when what it needs is there; null if it needs nothing
+  Sweep delay = 0;                // 1 if what it needs comes from a rank that has its turn later in a sweep
+  Sweep* given = nullptr;         // by microbatch: when it runs
+  Action receive;                 // kind and stage of the RECVs of what it gives; idle if it stays on its rank
+  std::size_t target = 0;         // the rank of those RECVs
+  Message* sent = nullptr;        // what it gives, in that order
+  std::size_t sent_count = 0;
+};
+
+/// The messages of one port on their way into the list of the rank that receives them.
+struct Arrivals {
+  const Message* next;
+  const Message* end;
+  std::size_t sender;
+  Action receive;
+
+  [[nodiscard]] std::uint64_t next_moment() const {
+    return next == end ? detail::StreamMerge::kDone : next->moment(sender);
+  }
 };
 
 class Lowering {
@@ -38,195 +66,188 @@ class Lowering {
   explicit Lowering(Schedule& schedule)
       : schedule_(schedule),
         placement_(schedule.placement),
-        forward_sweep_(schedule),
-        backward_sweep_(schedule),
         clock_(schedule.rows.size(), 0),
-        sweeps_(schedule.rows.size()),
-        streams_(2 * static_cast<std::size_t>(schedule.stages())) {
-    for (int stage = 0; stage < schedule.stages(); ++stage) {
-      open_stream(Action::forward(StageId(stage), MicrobatchId(0)));
-      open_stream(Action::backward(StageId(stage), MicrobatchId(0)));
+        ports_(2 * static_cast<std::size_t>(schedule.stages())) {
+    const auto microbatches = static_cast<std::size_t>(schedule.microbatches);
+    sweeps_.resize(ports_.size() * microbatches);
+    std::size_t streams = 0;
+    for (int s = 0; s < schedule.stages(); ++s) {
+      for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward}) {
+        Port& port = port_of(kind, StageId(s));
+        port.given = sweeps_.data() + static_cast<std::size_t>(&port - ports_.data()) * microbatches;
+        connect(port, kind, StageId(s));
+        streams += port.receive.is_idle() ? 0 : 1;
+      }
+    }
+    messages_.resize(streams * microbatches);
+    Message* sent = messages_.data();
+    for (Port& port : ports_) {
+      if (port.receive.is_idle()) continue;
+      port.sent = sent;
+      sent += microbatches;
     }
   }
 
   void run() {
     Dataflow flow(schedule_);
-    for (std::size_t r = 0; r < sweeps_.size(); ++r) sweeps_[r].reserve(schedule_.rows[r].size());
     flow.run([&](std::size_t rank, const Action& action) { return run_action(flow, rank, action); });
     if (const int blocked = flow.first_blocked(); blocked >= 0) {
-      refuse(static_cast<std::size_t>(blocked), flow.position()[static_cast<std::size_t>(blocked)]);
+      const RankId rank(blocked);
+      refuse(rank, schedule_.rows[rank.index()][flow.position()[rank.index()]],
+             "waits for a result that no rank can reach: the order cannot execute; run check to see the cycle");
     }
-    for (std::size_t r = 0; r < schedule_.rows.size(); ++r) merge(r);
+    detail::for_each_rank(schedule_, [&](std::size_t r) { merge(r); });
   }
 
  private:
-  void open_stream(const Action& giver) {
-    const Action send = message_given(placement_, giver);
-    if (send.is_idle()) return;
-    Stream& stream = stream_of(giver.kind(), giver.stage());
-    stream.exists = true;
-    stream.receive = counterpart(send);
-    stream.source = placement_.rank_of(giver.stage()).index();
-    stream.target = placement_.rank_of(stream.receive.stage()).index();
+  static bool has_port(ActionKind kind) { return kind == ActionKind::kForward || gives_input_gradient(kind); }
+  Port& port_of(ActionKind kind, StageId stage) {
+    return ports_[2 * stage.index() + (kind == ActionKind::kForward ? 0 : 1)];
   }
 
-  /// The stream that an F, B or I of a stage feeds.
-  Stream& stream_of(ActionKind kind, StageId stage) {
-    return streams_[2 * stage.index() + (kind == ActionKind::kForward ? 0 : 1)];
+  void connect(Port& port, ActionKind kind, StageId stage) {
+    const StageId giver = kind == ActionKind::kForward ? stage - 1 : stage + 1;
+    if (placement_.contains(giver)) {
+      const std::size_t microbatches = static_cast<std::size_t>(schedule_.microbatches);
+      port.needed = sweeps_.data() + static_cast<std::size_t>(&port_of(kind, giver) - ports_.data()) * microbatches;
+      port.delay = placement_.rank_of(giver) < placement_.rank_of(stage) ? 0 : 1;
+    }
+    const Action send = message_given(placement_, {kind, stage, MicrobatchId(0)});
+    if (send.is_idle()) return;
+    port.receive = counterpart(send);
+    port.target = placement_.rank_of(port.receive.stage()).index();
   }
 
   // --- the sweep of every action ---
 
   bool run_action(Dataflow& flow, std::size_t rank, const Action& action) {
     Sweep sweep = clock_[rank] + 1;
-    if (!action.is_overlap()) {
-      if (!wait_for_inputs(action, rank, sweep)) return false;
-      finish(flow, action, sweep, 0);
-    } else {
-      if (!wait_for_inputs(action.first(), rank, sweep)) return false;
-      if (!wait_for_inputs(action.second(), rank, sweep)) return false;
-      finish(flow, action.first(), sweep, 0);
-      finish(flow, action.second(), sweep, 1);
+    if (has_port(action.kind())) {
+      Port& port = port_of(action.kind(), action.stage());
+      if (!wait_for_input(port, action, sweep)) return false;
+      finish(flow, port, action, sweep, 0);
+    } else if (action.is_overlap()) {
+      if (!run_halves(flow, action, sweep)) return false;
     }
     clock_[rank] = sweep;
-    sweeps_[rank].push_back(sweep);
     return true;
   }
 
-  /// Moves `sweep` to where all that the part needs is there; false if that is not known yet.
-  [[nodiscard]] bool wait_for_inputs(const Action& part, std::size_t rank, Sweep& sweep) const {
-    StageId from = part.stage();
-    Sweep given = 0;
-    if (part.kind() == ActionKind::kForward && from.value > 0) {
-      from = from - 1;
-      given = forward_sweep_(from, part.microbatch());
-    } else if (gives_input_gradient(part.kind()) && from.value + 1 < schedule_.stages()) {
-      from = from + 1;
-      given = backward_sweep_(from, part.microbatch());
-    } else {
-      return true;
-    }
-    if (given == 0) return false;
-    // A lower rank has had its turn when this one comes, a higher one has not.
-    sweep = std::max(sweep, placement_.rank_of(from).index() < rank ? given : given + 1);
+  bool run_halves(Dataflow& flow, const Action& overlap, Sweep& sweep) {
+    std::uint32_t half = 0;
+    bool ready = true;
+    for_each_part(overlap, [&](const Action& part) {
+      if (has_port(part.kind())) ready = ready && wait_for_input(port_of(part.kind(), part.stage()), part, sweep);
+    });
+    if (!ready) return false;
+    for_each_part(overlap, [&](const Action& part) {
+      if (has_port(part.kind())) finish(flow, port_of(part.kind(), part.stage()), part, sweep, half);
+      ++half;
+    });
     return true;
   }
 
-  void finish(Dataflow& flow, const Action& part, Sweep sweep, std::uint32_t half) {
-    const ActionKind kind = part.kind();
-    if (kind == ActionKind::kForward) {
-      forward_sweep_(part.stage(), part.microbatch()) = sweep;
-    } else if (gives_input_gradient(kind)) {
-      backward_sweep_(part.stage(), part.microbatch()) = sweep;
-    } else {
-      return;
-    }
-    Stream& stream = stream_of(kind, part.stage());
-    if (!stream.exists) return;
-    if (stream.sent.empty()) stream.sent.reserve(static_cast<std::size_t>(schedule_.microbatches));
-    stream.sent.push_back(2 * static_cast<std::uint32_t>(part.microbatch().value) + half);
-    flow.wake(stream.target);
+  /// Moves `sweep` to where what the part needs is there; false if that is not known yet.
+  static bool wait_for_input(const Port& port, const Action& part, Sweep& sweep) {
+    if (port.needed == nullptr) return true;
+    const Sweep there = port.needed[part.microbatch().index()];
+    sweep = std::max(sweep, there + port.delay);
+    return there != 0;
+  }
+
+  void finish(Dataflow& flow, Port& port, const Action& part, Sweep sweep, std::uint32_t half) {
+    Sweep& given = port.given[part.microbatch().index()];
+    if (given != 0)
+      refuse(placement_.rank_of(part.stage()), part, "stands twice, or as B and as I: remove one of them");
+    given = sweep;
+    if (port.sent == nullptr) return;
+    port.sent[port.sent_count++] = {sweep, part.microbatch(), half};
+    flow.wake(port.target);
   }
 
   // --- the lists ---
 
-  /// The moment of an action in the global order, as one number: sweep, then rank, then half of an overlap.
-  static std::uint64_t moment(Sweep sweep, std::size_t rank, std::uint32_t half) {
-    return static_cast<std::uint64_t>(sweep) << 32 | rank << 1 | half;
-  }
-
-  [[nodiscard]] std::uint64_t moment_of(const Stream& stream, std::size_t position) const {
-    const std::uint32_t message = stream.sent[position];
-    const auto& sweeps = stream.receive.kind() == ActionKind::kRecvForward ? forward_sweep_ : backward_sweep_;
-    return moment(sweeps(peer_stage(stream.receive), MicrobatchId(message / 2)), stream.source, message % 2);
-  }
-
-  /// The streams that arrive at a rank, each at its first message.
-  detail::StreamMerge arrivals(std::size_t rank, std::vector<const Stream*>& streams) {
-    detail::StreamMerge merge;
-    const auto add = [&](StageId giver, ActionKind kind) {
+  void merge(std::size_t rank) {
+    std::vector<Arrivals> streams;
+    std::size_t size = schedule_.rows[rank].size();
+    const auto expect = [&](ActionKind kind, StageId giver) {
       if (!placement_.contains(giver)) return;
-      const Stream& stream = stream_of(kind, giver);
-      if (stream.sent.empty() || stream.target != rank) return;
-      merge.add(moment_of(stream, 0), streams.size());
-      streams.push_back(&stream);
+      const Port& port = port_of(kind, giver);
+      if (port.sent_count == 0 || port.target != rank) return;
+      streams.push_back({port.sent, port.sent + port.sent_count, placement_.rank_of(giver).index(), port.receive});
+      size += port.sent_count;
     };
     for (const StageId stage : placement_.stages_of(RankId(rank))) {
-      add(stage - 1, ActionKind::kForward);
-      add(stage + 1, ActionKind::kBackward);
+      expect(ActionKind::kForward, stage - 1);
+      expect(ActionKind::kBackward, stage + 1);
+      size += port_of(ActionKind::kForward, stage).sent_count + port_of(ActionKind::kBackward, stage).sent_count;
     }
-    return merge;
-  }
+    detail::StreamMerge order;
+    for (std::size_t i = 0; i < streams.size(); ++i) order.add(streams[i].next_moment(), i);
 
-  /// Exactly as many slots as the list will have, so that a large schedule is never held twice while a list grows.
-  [[nodiscard]] std::size_t merged_size(std::size_t rank, const std::vector<const Stream*>& received) const {
-    std::size_t size = schedule_.rows[rank].size();
-    for (const Stream* stream : received) size += stream->sent.size();
-    for (const StageId stage : placement_.stages_of(RankId(rank))) {
-      size += streams_[2 * stage.index()].sent.size() + streams_[2 * stage.index() + 1].sent.size();
-    }
-    return size;
-  }
-
-  void push_send(Row& row, const Action& part) {
-    const ActionKind kind = part.kind();
-    if (kind != ActionKind::kForward && !gives_input_gradient(kind)) return;
-    if (!stream_of(kind, part.stage()).exists) return;
-    row.emplace_back(kind == ActionKind::kForward ? ActionKind::kSendForward : ActionKind::kSendBackward, part.stage(),
-                     part.microbatch());
-  }
-
-  void merge(std::size_t rank) {
-    std::vector<const Stream*> streams;
-    detail::StreamMerge arriving = arrivals(rank, streams);
-    std::vector<std::size_t> position(streams.size(), 0);
-    Row merged;
-    merged.reserve(merged_size(rank, streams));
-    const auto receive_before = [&](std::uint64_t own) {
-      while (arriving.next_key() < own) {
-        const std::size_t i = arriving.next_stream();
-        const Stream& stream = *streams[i];
-        const MicrobatchId microbatch(stream.sent[position[i]] / 2);
-        merged.emplace_back(stream.receive.kind(), stream.receive.stage(), microbatch);
-        arriving.advance(++position[i] < stream.sent.size() ? moment_of(stream, position[i])
-                                                            : detail::StreamMerge::kDone);
+    Row merged(size);  // the exact size, so that a large schedule is never held twice while a list grows
+    Action* out = merged.data();
+    const auto receive_before = [&](std::uint64_t moment) {
+      while (order.next_key() < moment) {
+        Arrivals& stream = streams[order.next_stream()];
+        *out++ = Action(stream.receive.kind(), stream.receive.stage(), stream.next->microbatch());
+        ++stream.next;
+        order.advance(stream.next_moment());
       }
     };
-    const Row& row = schedule_.rows[rank];
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (row[i].is_idle()) continue;
-      receive_before(moment(sweeps_[rank][i], rank, 0));
-      merged.push_back(row[i]);
-      for_each_part(row[i], [&](const Action& part) { push_send(merged, part); });
+    const auto send = [&](const Action& part, const Port& port) {
+      const bool forward = part.kind() == ActionKind::kForward;
+      if (port.sent == nullptr) return;
+      *out++ = Action(forward ? ActionKind::kSendForward : ActionKind::kSendBackward, part.stage(), part.microbatch());
+    };
+    Sweep sweep = 0;
+    for (const Action& action : schedule_.rows[rank]) {
+      ++sweep;  // unless it had to wait
+      for_each_part(action, [&](const Action& part) {
+        if (has_port(part.kind())) {
+          sweep = port_of(part.kind(), part.stage()).given[part.microbatch().index()];
+        }
+      });
+      if (action.is_idle()) continue;
+      receive_before(Message(sweep, MicrobatchId(0), 0).moment(rank));
+      *out++ = action;
+      for_each_part(action, [&](const Action& part) {
+        if (has_port(part.kind())) send(part, port_of(part.kind(), part.stage()));
+      });
     }
     receive_before(detail::StreamMerge::kDone);
+    merged.resize(static_cast<std::size_t>(out - merged.data()));  // idle slots vanish
     schedule_.rows[rank] = std::move(merged);
-    std::vector<Sweep>().swap(sweeps_[rank]);
   }
 
-  [[noreturn]] void refuse(std::size_t rank, std::size_t step) const {
-    const std::string action = to_text(schedule_.rows[rank][step]);
-    throw ScheduleError("send_recv: rank " + std::to_string(rank) + ", step " + std::to_string(step) + ": " + action +
-                            " waits for a result that no rank can reach: the order cannot execute; run check to see "
-                            "the cycle",
-                        RankId(rank), static_cast<int>(step), action);
+  [[noreturn]] void refuse(RankId rank, const Action& action, const char* why) const {
+    const std::string text = to_text(action);
+    const Row& row = schedule_.rows[rank.index()];
+    const auto at = std::find(row.begin(), row.end(), action);
+    const auto step = static_cast<int>(at - row.begin());
+    throw ScheduleError(
+        "send_recv: rank " + std::to_string(rank.value) + ", step " + std::to_string(step) + ": " + text + " " + why,
+        rank, step, text);
   }
 
   Schedule& schedule_;
   const Placement& placement_;
-  StageMicrobatchTable<Sweep> forward_sweep_;
-  StageMicrobatchTable<Sweep> backward_sweep_;
   std::vector<Sweep> clock_;
-  std::vector<std::vector<Sweep>> sweeps_;  // per slot of each row
-  std::vector<Stream> streams_;             // per stage: forward, backward
+  std::vector<Port> ports_;  // per stage: forward, backward
+  std::vector<Sweep> sweeps_;
+  std::vector<Message> messages_;
 };
+
+void exchange(Schedule& schedule) { Lowering(schedule).run(); }
 
 }  // namespace
 
-void send_recv(Schedule& schedule) {
-  detail::require_well_formed(schedule, "send_recv", is_communication,
-                              "the schedule has communication already: give one without");
-  Lowering(schedule).run();
-}
+extern const detail::Rewrite detail::send_recv_rewrite = {
+    .pass = {.name = "send_recv", .summary = "SEND and RECV wherever the next stage lives on another rank"},
+    .refuses = kinds_where(is_communication),
+    .remedy = "the schedule has communication already: give one without",
+    .apply = exchange};
+
+void send_recv(Schedule& schedule) { detail::run(detail::send_recv_rewrite, schedule); }
 
 }  // namespace stagecraft

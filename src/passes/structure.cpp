@@ -4,16 +4,17 @@
 #include <array>
 
 #include "refusals.h"
+#include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/stage_microbatch_table.h"
 #include "well_formed.h"
 
 namespace stagecraft::detail {
 namespace {
 
-using Bits = std::uint16_t;
+using Bits = KindSet;
 
 /// One bit per kind that a (stage, microbatch) can have once.
-constexpr Bits bit(ActionKind kind) { return static_cast<Bits>(1U << static_cast<unsigned>(kind)); }
+constexpr Bits bit(ActionKind kind) { return kind_bit(kind); }
 constexpr Bits kForward = bit(ActionKind::kForward);
 constexpr Bits kInput = bit(ActionKind::kBackwardInput);
 constexpr Bits kWeight = bit(ActionKind::kBackwardWeight);
@@ -54,12 +55,23 @@ constexpr const char* kDoesNotFit = "it does not fit";
 
 enum class Sharding : std::uint8_t { kNone, kUnsharded, kSharded };
 
+constexpr Bits kComputeKinds = kForward | kInput | kWeight | bit(ActionKind::kBackward);
+
 struct StageState {
+  RankId rank;
+  Bits misfits = 0;       // kinds that a stage at this place does not have
+  Bits taken_nearby = 0;  // kinds whose input comes from a stage on the same rank
+  Bits not_while_sharded = 0;
   Sharding sharding = Sharding::kNone;
-  bool reduced = false;
-  int computes = 0;
-  int forwards = 0;
-  int weight_parts = 0;
+  std::array<Bits, kActionKinds> needed{};         // what a kind needs of its own microbatch, its message included
+  std::array<std::int32_t, kActionKinds> count{};  // done so far, by kind
+
+  [[nodiscard]] int done(ActionKind kind) const { return count[static_cast<std::size_t>(kind)]; }
+  [[nodiscard]] int weight_parts() const { return done(ActionKind::kBackward) + done(ActionKind::kBackwardWeight); }
+  [[nodiscard]] bool has_computed() const {
+    return done(ActionKind::kForward) + weight_parts() + done(ActionKind::kBackwardInput) > 0;
+  }
+  [[nodiscard]] bool reduced() const { return done(ActionKind::kReduceGrad) > 0; }
 };
 
 class Structure {
@@ -68,35 +80,71 @@ class Structure {
       : schedule_(schedule),
         placement_(schedule.placement),
         communicates_(communicates),
-        fits_(schedule),
+        stage_count_(static_cast<std::size_t>(schedule.stages())),
+        microbatches_(static_cast<std::size_t>(schedule.microbatches)),
         past_(schedule),
-        stages_(static_cast<std::size_t>(schedule.stages())) {}
+        stages_(stage_count_) {
+    for (int s = 0; s < schedule.stages(); ++s) prepare(StageId(s));
+  }
 
   std::optional<Refusal> run() {
-    for (std::size_t r = 0; r < schedule_.rows.size(); ++r) {
-      const RankId rank(r);
-      const Row& row = schedule_.rows[r];
-      bool idle = true;
-      for (std::size_t i = 0; i < row.size(); ++i) {
-        const Action& action = row[i];
-        if (action.is_idle()) continue;
-        idle = false;
-        const char* why = action.is_overlap() ? take_halves(action, rank) : take(action, rank);
-        if (why == kDoesNotFit) return refuse_misfit(action, rank, i);
-        if (why != nullptr) return refuse_for(why, rank, i);
+    // A rank's actions touch its own stages alone.
+    std::vector<std::optional<Refusal>> refusals(schedule_.rows.size());
+    in_parts(schedule_.rows.size(), schedule_.slots(), [&](std::size_t begin, std::size_t end) {
+      for (std::size_t r = begin; r < end && !refusals[begin]; ++r) {
+        refusals[begin] = take_row(RankId(r));  // the first of the part
       }
-      if (idle) return refuse_empty_rank(rank);
+    });
+    for (auto& refusal : refusals) {
+      if (refusal) return std::move(refusal);
     }
     return check_completeness();
   }
 
  private:
+  /// What a stage's neighbours, and where they live, mean for its actions.
+  void prepare(StageId s) {
+    StageState& stage = stages_[s.index()];
+    stage.rank = placement_.rank_of(s);
+    for (std::size_t kind = 0; kind < kRules.size(); ++kind) stage.needed[kind] = kRules[kind].needed;
+    const auto join = [&](StageId neighbour, std::initializer_list<ActionKind> messages, ActionKind receive,
+                          std::initializer_list<ActionKind> takers) {
+      const bool exists = placement_.contains(neighbour);
+      const bool nearby = exists && placement_.share_rank(s, neighbour);
+      for (const ActionKind kind : messages) {
+        if (!exists || nearby) stage.misfits |= bit(kind);
+      }
+      for (const ActionKind kind : takers) {
+        if (nearby) stage.taken_nearby |= bit(kind);
+        if (exists && !nearby && communicates_) stage.needed[static_cast<std::size_t>(kind)] |= bit(receive);
+      }
+    };
+    join(s - 1, {ActionKind::kRecvForward, ActionKind::kSendBackward}, ActionKind::kRecvForward,
+         {ActionKind::kForward});
+    join(s + 1, {ActionKind::kRecvBackward, ActionKind::kSendForward}, ActionKind::kRecvBackward,
+         {ActionKind::kBackward, ActionKind::kBackwardInput});
+  }
+
+  std::optional<Refusal> take_row(RankId rank) {
+    const Row& row = schedule_.rows[rank.index()];
+    bool idle = true;
+    for (const Action& action : row) {
+      if (action.is_idle()) continue;
+      idle = false;
+      const char* why = action.is_overlap() ? take_halves(action, rank) : take(action, rank);
+      if (why == nullptr) continue;
+      const auto step = static_cast<std::size_t>(&action - row.data());
+      return why == kDoesNotFit ? refuse_misfit(action, rank, step) : refuse_for(why, rank, step);
+    }
+    if (idle) return refuse_empty_rank(rank);
+    return std::nullopt;
+  }
+
   const char* take_halves(const Action& overlap, RankId rank) {
     if (overlap.first().stage() == overlap.second().stage() &&
         overlap.first().microbatch() == overlap.second().microbatch()) {
       return "both halves are of one stage and microbatch: a backward cannot run together with its own forward, so "
-             "write "
-             "them apart";
+             "write them apart";
     }
     const char* why = take(overlap.first(), rank);
     return why != nullptr ? why : take(overlap.second(), rank);
@@ -109,53 +157,55 @@ class Structure {
   }
 
   [[nodiscard]] Refusal refuse_misfit(const Action& action, RankId rank, std::size_t step) const {
-    const Action part = fits_(action.first(), rank) ? action.second() : action.first();
+    const Action part = fits(action.first(), rank) ? action.second() : action.first();
     return refuse_at(schedule_, rank, step, misfit(schedule_, part, rank));
   }
 
-  /// Null when the action may stand here; then it counts as done.
+  /// Null when the action may stand here; then it counts as done. Every action of every schedule comes through here:
+  /// one look-up per question, and the answer in words only when it is no.
   const char* take(const Action& a, RankId rank) {
-    if (!fits_(a, rank)) return kDoesNotFit;
-    const ActionKind kind = a.kind();
-    StageState& stage = stages_[a.stage().index()];
-    if (!has_microbatch(kind)) return take_of_stage(kind, stage);
+    const auto kind = static_cast<std::size_t>(a.kind());
+    const std::size_t s = a.stage().index();
+    if (s >= stage_count_ || stages_[s].rank != rank) return kDoesNotFit;
+    StageState& stage = stages_[s];
+    if (a.microbatch().index() >= microbatches_) return take_of_stage(a, stage);
+    const Rule& rule = kRules[kind];
     Bits& past = past_(a.stage(), a.microbatch());
+    const Bits own = bit(a.kind());
+    if (((stage.misfits | stage.not_while_sharded) & own) != 0 || (past & rule.forbidden) != 0 ||
+        (stage.needed[kind] & ~past) != 0 || ((stage.taken_nearby & own) != 0 && !neighbour_is_done(a))) {
+      return why_not(a, stage, past);
+    }
+    past |= rule.leaves;
+    ++stage.count[kind];
+    return nullptr;
+  }
+
+  /// The first rule that an action breaks.
+  [[nodiscard]] const char* why_not(const Action& a, const StageState& stage, Bits past) const {
+    const ActionKind kind = a.kind();
     const Rule& rule = kRules[static_cast<std::size_t>(kind)];
+    if ((stage.misfits & bit(kind)) != 0) return kDoesNotFit;
     if ((past & rule.forbidden) != 0) {
       return (past & bit(kind)) != 0 ? "it stands twice: remove one of the two"
                                      : "its backward has run already: have either one B, or one I and one W";
     }
     if ((past & rule.needed) != rule.needed) return rule.missing;
-    if (is_compute(kind)) {
-      if (const char* why = take_compute(a, past, stage)) return why;
-    }
-    past |= rule.leaves;
-    return nullptr;
+    if ((stage.not_while_sharded & bit(kind)) != 0) return "its stage is resharded here: add an UNSHARD before it";
+    return kind == ActionKind::kForward ? missing_forward_input(a) : missing_gradient(a);
   }
 
-  const char* take_compute(const Action& a, Bits past, StageState& stage) {
-    if (stage.sharding == Sharding::kSharded) return "its stage is resharded here: add an UNSHARD before it";
-    ++stage.computes;
-    const ActionKind kind = a.kind();
-    stage.weight_parts += gives_weight_gradient(kind);
-    if (kind == ActionKind::kBackwardWeight) return nullptr;
-    if (kind != ActionKind::kForward) return gradient_present(a, past) ? nullptr : missing_gradient(a);
-    ++stage.forwards;
-    return forward_input_present(a, past) ? nullptr : missing_forward_input(a);
+  /// Whether the stage on the same rank that the action takes its input from has given it.
+  [[nodiscard]] bool neighbour_is_done(const Action& a) const {
+    const bool forward = a.kind() == ActionKind::kForward;
+    const StageId neighbour = forward ? a.stage() - 1 : a.stage() + 1;
+    return (past_(neighbour, a.microbatch()) & (forward ? kForward : kGradient)) != 0;
   }
 
-  [[nodiscard]] bool forward_input_present(const Action& a, Bits past) const {
-    const StageId s = a.stage();
-    if (s.value == 0) return true;
-    if (placement_.share_rank(s, s - 1)) return (past_(s - 1, a.microbatch()) & kForward) != 0;
-    return !communicates_ || (past & bit(ActionKind::kRecvForward)) != 0;
-  }
-
-  [[nodiscard]] bool gradient_present(const Action& a, Bits past) const {
-    const StageId s = a.stage();
-    if (s.value == schedule_.stages() - 1) return true;
-    if (placement_.share_rank(s, s + 1)) return (past_(s + 1, a.microbatch()) & kGradient) != 0;
-    return !communicates_ || (past & bit(ActionKind::kRecvBackward)) != 0;
+  [[nodiscard]] bool fits(const Action& a, RankId rank) const {
+    const std::size_t s = a.stage().index();
+    if (s >= stages_.size() || stages_[s].rank != rank || (stages_[s].misfits & bit(a.kind())) != 0) return false;
+    return !has_microbatch(a.kind()) || a.microbatch().index() < static_cast<std::size_t>(schedule_.microbatches);
   }
 
   [[nodiscard]] const char* missing_forward_input(const Action& a) const {
@@ -170,31 +220,35 @@ class Structure {
                : "its RECV_B does not stand before it: the gradient must be received first";
   }
 
-  [[nodiscard]] const char* take_of_stage(ActionKind kind, StageState& stage) const {
+  const char* take_of_stage(const Action& a, StageState& stage) const {
+    const ActionKind kind = a.kind();
+    if (has_microbatch(kind)) return kDoesNotFit;
     if (kind == ActionKind::kUnshard) {
       if (stage.sharding == Sharding::kUnsharded) return "its stage is unsharded already: RESHARD it first";
-      if (stage.sharding == Sharding::kNone && stage.computes > 0) {
+      if (stage.sharding == Sharding::kNone && stage.has_computed()) {
         return "its stage has computed before without an UNSHARD: unshard it before its first action";
       }
       stage.sharding = Sharding::kUnsharded;
+      stage.not_while_sharded = 0;
     } else if (kind == ActionKind::kReshard) {
       if (stage.sharding != Sharding::kUnsharded) return "its stage is not unsharded here: UNSHARD comes first";
       stage.sharding = Sharding::kSharded;
+      stage.not_while_sharded = kComputeKinds;
     } else {
-      if (stage.reduced) return "its stage is reduced already: REDUCE_GRAD comes once per stage";
-      if (stage.weight_parts < schedule_.microbatches) {
+      if (stage.reduced()) return "its stage is reduced already: REDUCE_GRAD comes once per stage";
+      if (stage.weight_parts() < schedule_.microbatches) {
         return "its stage has weight parts still to come: REDUCE_GRAD stands after the last B or W";
       }
-      stage.reduced = true;
     }
+    ++stage.count[static_cast<std::size_t>(kind)];
     return nullptr;
   }
 
   std::optional<Refusal> check_completeness() const {
-    const bool trains =
-        std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.weight_parts > 0; }) ||
-        any_input_part();
-    const bool reduces = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.reduced; });
+    const bool trains = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) {
+      return s.weight_parts() + s.done(ActionKind::kBackwardInput) > 0;
+    });
+    const bool reduces = std::any_of(stages_.begin(), stages_.end(), [](const StageState& s) { return s.reduced(); });
     for (int s = 0; s < schedule_.stages(); ++s) {
       const StageState& stage = stages_[static_cast<std::size_t>(s)];
       const RankId rank = placement_.rank_of(StageId(s));
@@ -203,7 +257,7 @@ class Structure {
         return refuse_missing(rank, Action::of_stage(ActionKind::kReshard, StageId(s)),
                               "the stage is left unsharded at the end: RESHARD it after its last action");
       }
-      if (reduces && !stage.reduced) {
+      if (reduces && !stage.reduced()) {
         return refuse_missing(rank, Action::of_stage(ActionKind::kReduceGrad, StageId(s)),
                               "other stages reduce their gradients: every stage does, or none");
       }
@@ -211,21 +265,18 @@ class Structure {
     return std::nullopt;
   }
 
-  [[nodiscard]] bool any_input_part() const {
-    for (int s = 0; s < schedule_.stages(); ++s) {
-      for (int m = 0; m < schedule_.microbatches; ++m) {
-        if ((past_(StageId(s), MicrobatchId(m)) & kInput) != 0) return true;
-      }
-    }
-    return false;
-  }
-
   std::optional<Refusal> check_stage(StageId s, const StageState& stage, RankId rank, bool trains) const {
-    const bool all_forwards = stage.forwards == schedule_.microbatches;
-    const bool all_backwards = !trains || stage.weight_parts == schedule_.microbatches;
-    const bool sends_forward = communicates_ && s.value + 1 < schedule_.stages() && !placement_.share_rank(s, s + 1);
-    const bool sends_backward = communicates_ && trains && s.value > 0 && !placement_.share_rank(s, s - 1);
-    if (all_forwards && all_backwards && !sends_forward && !sends_backward) return std::nullopt;
+    const bool sends_forward = communicates_ && (stage.misfits & bit(ActionKind::kSendForward)) == 0;
+    const bool sends_backward = communicates_ && trains && (stage.misfits & bit(ActionKind::kSendBackward)) == 0;
+    // No action can be done twice, so all are done where there are enough of them.
+    const int all = schedule_.microbatches;
+    const auto enough = [&](bool wanted, int done) { return !wanted || done == all; };
+    if (stage.done(ActionKind::kForward) == all && enough(trains, stage.weight_parts()) &&
+        enough(sends_forward, stage.done(ActionKind::kSendForward)) &&
+        enough(sends_backward, stage.done(ActionKind::kSendBackward)) &&
+        (trains || stage.done(ActionKind::kRecvBackward) == 0)) {
+      return std::nullopt;
+    }
     for (int i = 0; i < schedule_.microbatches; ++i) {
       const MicrobatchId m(i);
       const Bits past = past_(s, m);
@@ -255,7 +306,8 @@ class Structure {
   const Schedule& schedule_;
   const Placement& placement_;
   bool communicates_;
-  Fit fits_;
+  std::size_t stage_count_;
+  std::size_t microbatches_;
   StageMicrobatchTable<Bits> past_;
   std::vector<StageState> stages_;
 };

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 
+#include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/passes/pass.h"
-#include "well_formed.h"
 
 namespace stagecraft {
 namespace {
@@ -122,7 +121,7 @@ Row with_room_for_all(const Row& row, const Placement& placement, RankId rank) {
     });
   }
   Row sharded;
-  sharded.reserve(row.size() + 2 * in_use.size());
+  sharded.reserve(row.size() + 3 * in_use.size());  // room for a REDUCE_GRAD each as well
   for (const StageId stage : in_use) sharded.push_back(Action::of_stage(ActionKind::kUnshard, stage));
   std::sort(in_use.begin(), in_use.end());
   std::size_t begin = 0;
@@ -141,23 +140,32 @@ Row with_room_for_all(const Row& row, const Placement& placement, RankId rank) {
   return sharded;
 }
 
+void shard(Schedule& schedule, int max_active) {
+  detail::for_each_rank(schedule, [&](std::size_t r) {
+    Row& row = schedule.rows[r];
+    std::erase_if(row, [](const Action& action) { return action.is_idle(); });
+    const auto stages = schedule.placement.stages_of(RankId(r)).size();
+    row = stages <= static_cast<std::size_t>(max_active) ? with_room_for_all(row, schedule.placement, RankId(r))
+                                                         : with_sharding(row, max_active);
+  });
+}
+
 }  // namespace
+
+extern const detail::Rewrite detail::unshard_reshard_rewrite = {
+    .pass = {.name = "unshard_reshard",
+             .summary = "UNSHARD before a stage computes, RESHARD when others need the room"},
+    .refuses = kinds_where([](ActionKind k) { return k != ActionKind::kIdle && !is_compute(k); }),
+    .remedy = "the schedule is lowered already: give the compute-only one",
+    .apply = [](Schedule& schedule) { shard(schedule, kDefaultMaxActive); }};
 
 void unshard_reshard(Schedule& schedule, int max_active) {
   if (max_active < 1 || max_active > kMaxStage) {
     throw InvalidArgument("unshard_reshard: at least 1 stage must be active at a time, got " +
                           std::to_string(max_active));
   }
-  detail::require_well_formed(
-      schedule, "unshard_reshard", [](ActionKind k) { return !is_compute(k); },
-      "the schedule is lowered already: give the compute-only one");
-  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
-    Row& row = schedule.rows[r];
-    std::erase_if(row, [](const Action& action) { return action.is_idle(); });
-    const auto stages = schedule.placement.stages_of(RankId(r)).size();
-    row = stages <= static_cast<std::size_t>(max_active) ? with_room_for_all(row, schedule.placement, RankId(r))
-                                                         : with_sharding(row, max_active);
-  }
+  detail::require_input_of(detail::unshard_reshard_rewrite, schedule);
+  shard(schedule, max_active);
 }
 
 }  // namespace stagecraft

@@ -1,8 +1,11 @@
 #include "well_formed.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "refusals.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/action_text.h"
 
 namespace stagecraft::detail {
@@ -83,26 +86,63 @@ std::optional<Refusal> check_forwards(const Schedule& schedule) {
   return check_forward_counts(schedule, count_forwards(schedule));
 }
 
-void throw_for_pass(std::string_view pass, const Refusal& refusal) {
+namespace {
+
+[[noreturn]] void throw_for_pass(std::string_view pass, const Refusal& refusal) {
   throw ScheduleError(std::string(pass) + ": " + refusal.message, refusal.rank, refusal.step, to_text(refusal.action));
 }
 
-void throw_at(const Schedule& schedule, std::string_view pass, RankId rank, const Action& action,
-              std::string_view remedy) {
-  const Fit fits(schedule);
-  std::string why(remedy);
-  for_each_part(action, [&](const Action& part) {
-    if (!fits(part, rank)) why = misfit(schedule, part, rank);
-  });
+[[noreturn]] void throw_at(const Schedule& schedule, std::string_view pass, RankId rank, const Action& action,
+                           std::string_view why) {
   const auto step = static_cast<std::size_t>(&action - schedule.rows[rank.index()].data());
-  throw_for_pass(pass, refuse_at(schedule, rank, step, why));
+  throw_for_pass(pass, refuse_at(schedule, rank, step, std::string(why)));
 }
 
-std::optional<Refusal> check_counts(const Schedule& schedule, const std::vector<std::uint32_t>& forwards,
-                                    const std::vector<bool>& is_busy) {
-  const auto idle = std::find(is_busy.begin(), is_busy.end(), false);
-  if (idle != is_busy.end()) return refuse_empty_rank(RankId(idle - is_busy.begin()));
-  return check_forward_counts(schedule, forwards);
+/// Counts a row's forwards by stage and returns its kinds. Throws at an action that does not fit, or for want of any.
+KindSet take_census(const Schedule& schedule, std::string_view pass, RankId rank, std::uint32_t* forwards) {
+  const Fit fits(schedule);
+  KindSet kinds = 0;
+  for (const Action& action : schedule.rows[rank.index()]) {
+    kinds |= kind_bit(action.kind());
+    if (action.is_idle()) continue;
+    for_each_part(action, [&](const Action& part) {
+      if (!fits(part, rank)) throw_at(schedule, pass, rank, action, misfit(schedule, part, rank));
+      kinds |= kind_bit(part.kind());
+      forwards[part.stage().index()] += part.kind() == ActionKind::kForward ? 1 : 0;
+    });
+  }
+  if ((kinds & ~kind_bit(ActionKind::kIdle)) == 0) throw_for_pass(pass, refuse_empty_rank(rank));
+  return kinds;
+}
+
+}  // namespace
+
+KindSet kinds_in(const Schedule& schedule) {
+  KindSet kinds = 0;
+  for (const Row& row : schedule.rows) {
+    for (const Action& action : row) kinds |= kind_bit(action.kind());
+  }
+  return kinds;
+}
+
+KindSet require_well_formed(const Schedule& schedule, std::string_view pass) {
+  if (const auto refusal = check_extent(schedule)) throw_for_pass(pass, *refusal);
+  std::vector<std::uint32_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
+  std::atomic<KindSet> kinds = 0;
+  in_parts(schedule.rows.size(), schedule.slots(), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t r = begin; r < end; ++r) kinds |= take_census(schedule, pass, RankId(r), forwards.data());
+  });
+  if (const auto refusal = check_forward_counts(schedule, forwards)) throw_for_pass(pass, *refusal);
+  return kinds;
+}
+
+void throw_for_kind(const Schedule& schedule, std::string_view pass, KindSet refused, std::string_view remedy) {
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    for (const Action& action : schedule.rows[r]) {
+      if ((kind_bit(action.kind()) & refused) != 0) throw_at(schedule, pass, RankId(r), action, remedy);
+    }
+  }
+  throw InternalError(std::string(pass) + ": no action of a refused kind stands in the schedule");
 }
 
 }  // namespace stagecraft::detail

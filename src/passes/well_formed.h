@@ -44,40 +44,28 @@ std::optional<Refusal> check_extent(const Schedule& schedule);
 /// Null, or the first forward that is missing.
 std::optional<Refusal> check_forwards(const Schedule& schedule);
 
-/// Throws what a pass throws: the refusal, with the pass's name.
-[[noreturn]] void throw_for_pass(std::string_view pass, const Refusal& refusal);
-/// At an action that does not fit or that the pass does not take.
-[[noreturn]] void throw_at(const Schedule& schedule, std::string_view pass, RankId rank, const Action& action,
-                           std::string_view remedy);
-/// Null, or what is missing: a rank without actions, a stage without its forwards.
-std::optional<Refusal> check_counts(const Schedule& schedule, const std::vector<std::uint32_t>& forwards,
-                                    const std::vector<bool>& is_busy);
-
-/// For a pass: throws ScheduleError unless the extent is sound, every action fits, every rank and stage has its actions
-/// and no action is of a kind for which `refused` holds.
-template <typename Refused>
-void require_well_formed(const Schedule& schedule, std::string_view pass, Refused refused, std::string_view remedy) {
-  if (const auto refusal = check_extent(schedule)) throw_for_pass(pass, *refusal);
-  const Fit fits(schedule);
-  std::vector<std::uint32_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
-  std::vector<bool> is_busy(schedule.rows.size(), false);
-  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
-    bool busy = false;
-    for (const Action& action : schedule.rows[r]) {
-      if (action.is_idle()) continue;
-      busy = true;
-      for_each_part(action, [&](const Action& part) {
-        if (!fits(part, RankId(r)) || refused(part.kind())) throw_at(schedule, pass, RankId(r), action, remedy);
-        forwards[part.stage().index()] += part.kind() == ActionKind::kForward;
-      });
-    }
-    is_busy[r] = busy;
+/// A set of kinds of action.
+using KindSet = std::uint16_t;
+constexpr KindSet kind_bit(ActionKind kind) { return static_cast<KindSet>(1U << static_cast<unsigned>(kind)); }
+template <typename Holds>
+constexpr KindSet kinds_where(Holds holds) {
+  KindSet set = 0;
+  for (int k = 0; k < kActionKinds; ++k) {
+    const auto kind = static_cast<ActionKind>(k);
+    if (holds(kind)) set = static_cast<KindSet>(set | kind_bit(kind));
   }
-  if (const auto refusal = check_counts(schedule, forwards, is_busy)) throw_for_pass(pass, *refusal);
+  return set;
 }
-inline void require_well_formed(const Schedule& schedule, std::string_view pass) {
-  require_well_formed(
-      schedule, pass, [](ActionKind) { return false; }, "");
-}
+
+/// The kinds that stand in the rows, idle included; of an overlap, the overlap alone.
+KindSet kinds_in(const Schedule& schedule);
+
+/// For a pass: throws ScheduleError unless the extent is sound, every action fits, and every rank and stage has its
+/// actions. Returns the kinds that stand in the rows.
+KindSet require_well_formed(const Schedule& schedule, std::string_view pass);
+
+/// Throws at the first action of a refused kind.
+[[noreturn]] void throw_for_kind(const Schedule& schedule, std::string_view pass, KindSet refused,
+                                 std::string_view remedy);
 
 }  // namespace stagecraft::detail

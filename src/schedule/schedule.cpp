@@ -92,10 +92,12 @@ std::int64_t Schedule::actions() const {
   return count;
 }
 
-std::int64_t Schedule::idle_slots() const {
-  std::int64_t slots = 0;
-  for (const Row& row : rows) slots += static_cast<std::int64_t>(row.size());
-  return slots - actions();
+std::size_t Schedule::slots() const {
+  std::size_t count = 0;
+  for (const Row& row : rows) count += row.size();
+  return count;
 }
+
+std::int64_t Schedule::idle_slots() const { return static_cast<std::int64_t>(slots()) - actions(); }
 
 }  // namespace stagecraft

@@ -17,7 +17,8 @@ void merge_backward(Schedule& schedule);
 
 /// Surrounds compute with UNSHARD and RESHARD so that at most `max_active` stages of a rank are gathered at a time (one
 /// more around an overlap), each early enough to prefetch. Idle slots vanish. Compute-only input.
-void unshard_reshard(Schedule& schedule, int max_active = 3);
+inline constexpr int kDefaultMaxActive = 3;
+void unshard_reshard(Schedule& schedule, int max_active = kDefaultMaxActive);
 
 /// REDUCE_GRAD right after the action that completes a stage's last weight gradient. Idle slots vanish.
 void reduce_grad(Schedule& schedule);
@@ -37,7 +38,6 @@ void place_receives(Schedule& schedule);
 struct Pass {
   std::string_view name;
   std::string_view summary;
-  void (*run)(Schedule&);
 };
 
 /// All passes, in the order they are usually applied.

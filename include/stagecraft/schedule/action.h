@@ -35,7 +35,7 @@ class Action {
  public:
   /// An idle slot.
   constexpr Action() = default;
-  constexpr Action(ActionKind kind, StageId stage, MicrobatchId microbatch) : first_(kind, stage, microbatch) {}
+  constexpr Action(ActionKind kind, StageId stage, MicrobatchId microbatch) : first_(pack(kind, stage, microbatch)) {}
 
   static constexpr Action idle() { return {}; }
   static constexpr Action forward(StageId s, MicrobatchId m) { return {ActionKind::kForward, s, m}; }
@@ -44,42 +44,52 @@ class Action {
   static constexpr Action backward_weight(StageId s, MicrobatchId m) { return {ActionKind::kBackwardWeight, s, m}; }
   /// UNSHARD, RESHARD, REDUCE_GRAD: a whole stage, no microbatch.
   static constexpr Action of_stage(ActionKind kind, StageId s) { return {kind, s, MicrobatchId(-1)}; }
-  /// Both parts are plain actions; their order is kept.
+  /// Both parts are plain actions; their order is kept. With nothing to overlap with, it is just the first.
   static constexpr Action overlap(Action first, Action second) {
-    Action both = first;
+    if (second.is_idle()) return first;
+    Action both(ActionKind::kOverlap, first.stage(), first.microbatch());
+    both.first_ |= static_cast<std::uint64_t>(first.kind()) << kHalfShift;
     both.second_ = second.first_;
     return both;
   }
 
-  [[nodiscard]] constexpr ActionKind kind() const { return is_overlap() ? ActionKind::kOverlap : first_.kind(); }
+  [[nodiscard]] constexpr ActionKind kind() const { return static_cast<ActionKind>(first_ & kKindMask); }
   /// Of an overlap: the first part's.
-  [[nodiscard]] constexpr StageId stage() const { return first_.stage(); }
-  [[nodiscard]] constexpr MicrobatchId microbatch() const { return MicrobatchId(first_.microbatch); }
-  [[nodiscard]] constexpr bool is_idle() const { return first_.kind() == ActionKind::kIdle; }
-  [[nodiscard]] constexpr bool is_overlap() const { return second_.kind() != ActionKind::kIdle; }
+  [[nodiscard]] constexpr StageId stage() const { return StageId((first_ >> kStageShift) & kStageMask); }
+  [[nodiscard]] constexpr MicrobatchId microbatch() const { return MicrobatchId(first_ >> kMicrobatchShift); }
+  [[nodiscard]] constexpr bool is_idle() const { return kind() == ActionKind::kIdle; }
+  [[nodiscard]] constexpr bool is_overlap() const { return kind() == ActionKind::kOverlap; }
   /// The two halves of an overlap; of any other action, `first()` is the action itself and `second()` is idle.
-  [[nodiscard]] constexpr Action first() const { return Action(first_); }
-  [[nodiscard]] constexpr Action second() const { return Action(second_); }
+  [[nodiscard]] constexpr Action first() const {
+    if (!is_overlap()) return *this;
+    return {static_cast<ActionKind>((first_ >> kHalfShift) & kKindMask), stage(), microbatch()};
+  }
+  [[nodiscard]] constexpr Action second() const {
+    Action half;
+    half.first_ = second_;
+    return half;
+  }
 
   constexpr bool operator==(const Action&) const = default;
 
  private:
-  struct Part {
-    std::uint32_t kind_and_stage = 0;
-    std::int32_t microbatch = -1;
+  // From the lowest bit: kind (4), kind of an overlap's first half (4), stage (24), microbatch (32).
+  static constexpr unsigned kHalfShift = 4;
+  static constexpr unsigned kStageShift = 8;
+  static constexpr unsigned kMicrobatchShift = 32;
+  static constexpr std::uint64_t kKindMask = 0xf;
+  static constexpr std::uint64_t kStageMask = 0xffffff;
+  static_assert(kActionKinds <= kKindMask + 1 && kMaxStage <= kStageMask);
 
-    constexpr Part() = default;
-    constexpr Part(ActionKind kind, StageId stage, MicrobatchId m)
-        : kind_and_stage(static_cast<std::uint32_t>(kind) | static_cast<std::uint32_t>(stage.value) << 8),
-          microbatch(m.value) {}
-    [[nodiscard]] constexpr ActionKind kind() const { return static_cast<ActionKind>(kind_and_stage & 0xffU); }
-    [[nodiscard]] constexpr StageId stage() const { return StageId(kind_and_stage >> 8); }
-    constexpr bool operator==(const Part&) const = default;
-  };
-  constexpr explicit Action(Part part) : first_(part) {}
+  static constexpr std::uint64_t pack(ActionKind kind, StageId stage, MicrobatchId microbatch) {
+    return static_cast<std::uint64_t>(kind) | (static_cast<std::uint64_t>(stage.value) & kStageMask) << kStageShift |
+           static_cast<std::uint64_t>(static_cast<std::uint32_t>(microbatch.value)) << kMicrobatchShift;
+  }
 
-  Part first_;
-  Part second_;
+  static constexpr std::uint64_t kIdleBits = std::uint64_t{UINT32_MAX} << kMicrobatchShift;  // no kind, microbatch -1
+
+  std::uint64_t first_ = kIdleBits;
+  std::uint64_t second_ = kIdleBits;
 };
 static_assert(sizeof(Action) == 16);
 
@@ -96,7 +106,7 @@ constexpr void for_each_part(const Action& action, Visit&& visit) {
 
 constexpr bool is_send(ActionKind k) { return k == ActionKind::kSendForward || k == ActionKind::kSendBackward; }
 constexpr bool is_receive(ActionKind k) { return k == ActionKind::kRecvForward || k == ActionKind::kRecvBackward; }
-constexpr bool is_communication(ActionKind k) { return is_send(k) || is_receive(k); }
+constexpr bool is_communication(ActionKind k) { return k >= ActionKind::kSendForward; }
 /// F, B, I, W and OVERLAP_F_B: what a compute-only schedule is made of.
 constexpr bool is_compute(ActionKind k) { return k >= ActionKind::kForward && k <= ActionKind::kOverlap; }
 /// B or I: the action that yields the gradient of the stage's input.

@@ -38,6 +38,8 @@ struct Schedule {
   [[nodiscard]] bool communicates() const;
   /// Actions that are not idle; an overlap is one.
   [[nodiscard]] std::int64_t actions() const;
+  /// Slots of all rows, idle ones included.
+  [[nodiscard]] std::size_t slots() const;
   /// Idle slots standing in the rows.
   [[nodiscard]] std::int64_t idle_slots() const;
 

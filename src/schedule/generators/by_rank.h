@@ -2,19 +2,23 @@
 
 #include <span>
 
+#include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/generator.h"
 
 namespace stagecraft::detail {
 
 /// A schedule whose rows are made one by one: `make_row(rank, stages)` gets the rank's number and its stages,
-/// ascending.
+/// ascending. Rows are made at the same time: one must not depend on another.
 template <typename MakeRow>
 Schedule by_rank(const Shape& shape, Placement placement, MakeRow&& make_row) {
   Schedule schedule{"", std::move(placement), shape.microbatches, {}};
-  schedule.rows.reserve(static_cast<std::size_t>(shape.ranks));
-  for (int r = 0; r < shape.ranks; ++r) {
-    schedule.rows.push_back(make_row(r, schedule.placement.stages_of(RankId(r))));
-  }
+  schedule.rows.resize(static_cast<std::size_t>(shape.ranks));
+  const auto size = 2 * static_cast<std::size_t>(schedule.stages()) * static_cast<std::size_t>(shape.microbatches);
+  in_parts(schedule.rows.size(), size, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t r = begin; r < end; ++r) {
+      schedule.rows[r] = make_row(static_cast<int>(r), schedule.placement.stages_of(RankId(r)));
+    }
+  });
   return schedule;
 }
 

@@ -22,7 +22,9 @@ Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   const int warm_up = std::min((v - 1) * forwards.first_round() + 2 * (p - 1 - r), total);
 
   Row row(static_cast<std::size_t>(r));
-  row.reserve(2 * static_cast<std::size_t>(total + warm_up + p) + static_cast<std::size_t>(v * p));
+  // The first backward reaches this rank at slot v p + 2(p - 1 - r).
+  const int wait = warm_up > 0 ? std::max(0, v * p + 2 * (p - 1 - r) - (warm_up + r)) : 0;
+  row.reserve(static_cast<std::size_t>(r + wait + warm_up + 2 * total));
   const auto push_forward = [&] {
     const auto at = forwards.next();
     row.push_back(Action::forward(stages[static_cast<std::size_t>(at.local_stage)], at.microbatch));
@@ -33,9 +35,7 @@ Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   };
 
   for (int k = 0; k < warm_up; ++k) push_forward();
-  // The first backward reaches this rank at slot v p + 2(p - 1 - r).
-  const int wait = warm_up > 0 ? v * p + 2 * (p - 1 - r) - (warm_up + r) : 0;
-  row.insert(row.end(), static_cast<std::size_t>(std::max(0, wait)), Action::idle());
+  row.insert(row.end(), static_cast<std::size_t>(wait), Action::idle());
   for (int k = warm_up; k < total; ++k) {
     push_forward();
     push_backward();
