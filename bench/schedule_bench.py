@@ -54,9 +54,11 @@ def measure_ours(binary, name, ranks, repetitions):
     return run([binary, name, str(ranks), str(STAGES_PER_RANK), str(2 * ranks), str(repetitions)])
 
 
-def first_run(binary, name, ranks):
-    """The best of five fresh processes: memory must come from the system in each, so sizes compare fairly."""
-    return min((measure_ours(binary, name, ranks, 1) for _ in range(5)), key=lambda result: result["seconds"])
+def first_runs(binary, name, sizes):
+    """Per size the best of several fresh processes: memory must come from the system in each, so sizes compare fairly.
+    The sizes take turns, so that a slow spell of the machine hits them alike."""
+    rounds = [[measure_ours(binary, name, ranks, 1) for ranks in sizes] for _ in range(9)]
+    return [min(runs, key=lambda result: result["seconds"]) for runs in zip(*rounds)]
 
 
 def measure_torch(name, ranks, repetitions):
@@ -87,8 +89,7 @@ def scale(binary, sizes, failures):
     print(f"\n{'schedule':<22} {'ranks':>5} {'actions':>9} {'seconds':>9} {'ns/action':>9} {'growth per 4x':>13} {'bytes/action':>12}")
     for name in SCHEDULES:
         before = None
-        for ranks in sizes:
-            ours = first_run(binary, name, ranks)
+        for ranks, ours in zip(sizes, first_runs(binary, name, sizes)):
             per_action = ours["seconds"] / ours["actions"] * 1e9
             size = ours["peak_bytes"] / ours["actions"]
             growth = None

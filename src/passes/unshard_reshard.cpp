@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "insertions.h"
 #include "rewrite.h"
 #include "stagecraft/core/error.h"
 
@@ -107,37 +108,26 @@ Row with_sharding(const Row& row, int max_active) {
 
 /// Where all stages of a rank fit at once, each is gathered at the beginning and dropped before the first action after
 /// its last use: what the look-ahead would find, without looking.
-Row with_room_for_all(const Row& row, const Placement& placement, RankId rank) {
-  constexpr std::size_t kNever = SIZE_MAX;
+void shard_with_room_for_all(Row& row, const Placement& placement, RankId rank) {
   std::vector<StageId> in_use;  // in the order of first use
-  std::vector<std::size_t> last_use(placement.stages_of(rank).size(), kNever);
-  const auto last_use_of = [&](StageId stage) -> std::size_t& {
-    return last_use[static_cast<std::size_t>(placement.local_index(stage))];
-  };
+  std::vector<std::size_t> last_use(placement.stages_of(rank).size(), 0);
   for (std::size_t i = 0; i < row.size(); ++i) {
     for_each_part(row[i], [&](const Action& part) {
-      if (last_use_of(part.stage()) == kNever) in_use.push_back(part.stage());
-      last_use_of(part.stage()) = i;
+      std::size_t& end = last_use[static_cast<std::size_t>(placement.local_index(part.stage()))];
+      if (end == 0) in_use.push_back(part.stage());
+      end = i + 1;
     });
   }
-  Row sharded;
-  sharded.reserve(row.size() + 3 * in_use.size());  // room for a REDUCE_GRAD each as well
-  for (const StageId stage : in_use) sharded.push_back(Action::of_stage(ActionKind::kUnshard, stage));
-  std::sort(in_use.begin(), in_use.end());
-  std::size_t begin = 0;
-  while (!in_use.empty()) {
-    std::size_t end = SIZE_MAX;  // just behind the next last use
-    for (const StageId stage : in_use) end = std::min(end, last_use_of(stage) + 1);
-    sharded.insert(sharded.end(), row.begin() + static_cast<std::ptrdiff_t>(begin),
-                   row.begin() + static_cast<std::ptrdiff_t>(end));
-    std::erase_if(in_use, [&](StageId stage) {
-      if (last_use_of(stage) + 1 > end) return false;
-      sharded.push_back(Action::of_stage(ActionKind::kReshard, stage));
-      return true;
-    });
-    begin = end;
+  std::vector<detail::Insertion> insertions;
+  for (const StageId stage : in_use) insertions.push_back({0, Action::of_stage(ActionKind::kUnshard, stage)});
+  const auto gathered = static_cast<std::ptrdiff_t>(insertions.size());
+  for (const StageId stage : placement.stages_of(rank)) {  // ascending, and so they stay where they end together
+    const std::size_t end = last_use[static_cast<std::size_t>(placement.local_index(stage))];
+    if (end > 0) insertions.push_back({end, Action::of_stage(ActionKind::kReshard, stage)});
   }
-  return sharded;
+  std::stable_sort(insertions.begin() + gathered, insertions.end(),
+                   [](const auto& a, const auto& b) { return a.before < b.before; });
+  detail::insert_all(row, insertions);
 }
 
 void shard(Schedule& schedule, int max_active) {
@@ -145,8 +135,11 @@ void shard(Schedule& schedule, int max_active) {
     Row& row = schedule.rows[r];
     std::erase_if(row, [](const Action& action) { return action.is_idle(); });
     const auto stages = schedule.placement.stages_of(RankId(r)).size();
-    row = stages <= static_cast<std::size_t>(max_active) ? with_room_for_all(row, schedule.placement, RankId(r))
-                                                         : with_sharding(row, max_active);
+    if (stages <= static_cast<std::size_t>(max_active)) {
+      shard_with_room_for_all(row, schedule.placement, RankId(r));
+    } else {
+      row = with_sharding(row, max_active);
+    }
   });
 }
 

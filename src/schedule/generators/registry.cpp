@@ -109,7 +109,9 @@ Schedule make_schedule(std::string_view name, const Shape& shape) {
   check_size(resolved);
   Schedule schedule = generator.make(resolved);
   schedule.name = generator.name;
-  for (Row& row : schedule.rows) row.shrink_to_fit();
+  for (Row& row : schedule.rows) {
+    if (row.capacity() > row.size() + row.size() / 8) row.shrink_to_fit();  // less is not worth a copy
+  }
   return schedule;
 }
 
