@@ -49,6 +49,51 @@ class ScheduleError : public Error {
   std::string action_;
 };
 
+/// An action of a step failed; the message holds what went wrong, and the piece of the schedule around it.
+class StepError : public Error {
+ public:
+  StepError(const std::string& message, RankId rank, std::string action)
+      : Error(message), rank_(rank), action_(std::move(action)) {}
+  [[nodiscard]] RankId rank() const { return rank_; }
+  [[nodiscard]] const std::string& action() const { return action_; }
+
+ private:
+  RankId rank_;
+  std::string action_;
+};
+
+/// A tensor is not what an edge or a stage expects.
+class ShapeError : public Error {
+ public:
+  ShapeError(const std::string& message, StageId stage) : Error(message), stage_(stage) {}
+  [[nodiscard]] StageId stage() const { return stage_; }
+
+ private:
+  StageId stage_;
+};
+
+/// A message between ranks could not be exchanged.
+class TransportError : public Error {
+ public:
+  TransportError(const std::string& message, RankId peer) : Error(message), peer_(peer) {}
+  [[nodiscard]] RankId peer() const { return peer_; }
+
+ private:
+  RankId peer_;
+};
+
+/// A wait took longer than it may; the message says for what and from whom.
+class TimeoutError : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
+/// Another rank failed, and took this one along; `peer` is that rank, the message is what it said.
+class AbortedError : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
 /// A broken invariant of Stagecraft itself: please report it.
 class InternalError : public Error {
  public:

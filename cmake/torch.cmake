@@ -1,0 +1,22 @@
+# LibTorch: the one that CMAKE_PREFIX_PATH names, or the torch wheel in .venv. Without any, only the torch-free half is
+# built.
+option(STAGECRAFT_TORCH "Build the half that trains, where LibTorch is found" ON)
+
+set(STAGECRAFT_HAS_TORCH OFF)
+if(STAGECRAFT_TORCH)
+  set(before ${CMAKE_MESSAGE_LOG_LEVEL})
+  set(CMAKE_MESSAGE_LOG_LEVEL ERROR)  # it warns of libraries that nothing here needs
+  find_package(Torch QUIET)
+  if(NOT Torch_FOUND)
+    file(GLOB wheel ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch/share/cmake/Torch)
+    find_package(Torch QUIET PATHS ${wheel} NO_DEFAULT_PATH)
+  endif()
+  set(CMAKE_MESSAGE_LOG_LEVEL ${before})
+  if(Torch_FOUND)
+    set(STAGECRAFT_HAS_TORCH ON)
+    message(STATUS "LibTorch: ${TORCH_INSTALL_PREFIX}")
+  else()
+    message(STATUS "LibTorch not found: building the torch-free half alone. 'make setup' installs it, or give "
+                   "-DCMAKE_PREFIX_PATH=<where it is>")
+  endif()
+endif()

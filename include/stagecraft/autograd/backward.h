@@ -1,0 +1,80 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+/// The backward of one forward: in one go, or in two parts with anything in between.
+namespace stagecraft {
+
+class SplitPlan;
+
+/// How the graphs of one stage are cut into an input part and a weight part. Learnt from the first graph and used again
+/// for every later one of the same shape; a graph of another shape is learnt anew. Not thread safe.
+class BackwardPlanner {
+ public:
+  BackwardPlanner();
+  ~BackwardPlanner();
+  BackwardPlanner(BackwardPlanner&&) noexcept;
+  BackwardPlanner& operator=(BackwardPlanner&&) noexcept;
+
+  /// Graphs analysed so far.
+  [[nodiscard]] int times_learnt() const;
+
+ private:
+  friend class Backward;
+  std::unique_ptr<SplitPlan> plan_;
+};
+
+/// What is left to do after one forward. It holds the graph, not the outputs: those may be released, viewed or handed
+/// on.
+///
+///   Backward backward(outputs, inputs);            // after the forward
+///   gradients = backward.full(output_gradients);   // everything, or
+///
+///   gradients = backward.input_part(output_gradients, planner);   // only what the stage before needs
+///   backward.weight_part();                                       // some time later: the weights' .grad
+///
+/// The input part touches no weight's .grad and drops all of the graph that the weight part does not need. Both orders
+/// give the weights the same gradients, bit for bit, and fire each weight's hooks once.
+class Backward {
+ public:
+  /// Nothing to do.
+  Backward() = default;
+  /// `outputs`: undefined ones, and ones without a graph, get no gradient. `inputs`: leaves; those that do not require
+  /// a gradient get none.
+  Backward(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs);
+
+  /// Accumulates into the weights' .grad and returns a gradient per input, undefined where there is none. `gradients`
+  /// has one per output; an undefined one means that nothing came back. The graph is released.
+  std::vector<at::Tensor> full(const std::vector<at::Tensor>& gradients);
+
+  /// The gradients of the inputs alone.
+  std::vector<at::Tensor> input_part(const std::vector<at::Tensor>& gradients, BackwardPlanner& planner);
+
+  /// Completes an input part. Throws InvalidArgument when there was none, or when it is complete already.
+  void weight_part();
+
+  /// Whether an input part waits for its weight part.
+  [[nodiscard]] bool awaits_weight_part() const { return state_ == State::kSplit; }
+  /// Whether neither `full` nor `input_part` has run.
+  [[nodiscard]] bool is_pending() const { return state_ == State::kPending; }
+
+ private:
+  enum class State { kEmpty, kPending, kSplit, kDone };
+
+  void require_pending(const std::vector<at::Tensor>& gradients) const;
+
+  State state_ = State::kEmpty;
+  std::vector<torch::autograd::Edge> roots_;  // per output; after an input part: where the weight part starts
+  std::vector<at::Tensor> root_gradients_;    // after an input part
+  std::vector<at::Tensor> inputs_;
+};
+
+/// A backward from tensors that are somewhere in the user's own graph, all at once.
+void accumulate_into(std::span<const at::Tensor> tensors, const std::vector<at::Tensor>& gradients);
+
+}  // namespace stagecraft

@@ -1,0 +1,145 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/runtime/timeline.h"
+#include "stagecraft/runtime/wiring.h"
+#include "stagecraft/runtime/world.h"
+#include "stagecraft/schedule/schedule.h"
+#include "stagecraft/stage/microbatches.h"
+#include "stagecraft/stage/stage.h"
+
+/// Training over a pipeline of stages.
+namespace stagecraft {
+
+/// The loss of one microbatch, a scalar: of the last stage's output, the target cut to the microbatch, and the keywords
+/// given to `step` for the loss.
+using LossFunction = std::function<at::Tensor(const Value& output, const Value& target, const ValueDict& keywords)>;
+
+enum class LossScale {
+  /// The loss function averages over the rows of its microbatch: gradients are those of the average over the whole
+  /// batch.
+  kMean,
+  /// The loss function adds up rows: gradients are those of the sum.
+  kSum,
+};
+
+/// One action about to run; see `Pipeline::on`.
+class ActionContext {
+ public:
+  ActionContext(const Stage& stage, const Action& action, const std::function<void()>& run)
+      : stage_(stage), action_(action), run_(run) {}
+
+  [[nodiscard]] const Stage& stage() const { return stage_; }
+  [[nodiscard]] const Action& action() const { return action_; }
+  /// What the action does by itself. A handler that never calls it replaces it.
+  void run() const { run_(); }
+
+ private:
+  const Stage& stage_;
+  const Action& action_;
+  const std::function<void()>& run_;
+};
+
+struct PipelineOptions {
+  /// The name of a known schedule ("1F1B", "InterleavedZeroBubble", ...), or the path of a CSV file.
+  std::string schedule = "1F1B";
+  /// A schedule of your own, compute-only or lowered, instead of a name.
+  std::optional<Schedule> plan = std::nullopt;
+  /// 0: one, or as many as the plan or file has.
+  int microbatches = 0;
+  /// Needed for training; evaluation does without.
+  LossFunction loss = {};
+  LossScale loss_scale = LossScale::kMean;
+  /// Skip connections and the like; stages without edges take what the stage before returns.
+  std::vector<Edge> edges = {};
+  /// By position; arguments beyond the list are cut along dimension 0.
+  std::vector<Split> argument_splits = {};
+  /// By name; others are cut along dimension 0.
+  std::map<std::string, Split> keyword_splits = {};
+  Split target_split = {};
+  /// Puts the outputs of the last stage together.
+  Reducer merge_outputs = concatenate();
+  /// Give every rank the losses, not only the one with the last stage.
+  bool broadcast_loss = false;
+  /// Fixes the randomness of every (step, stage, microbatch).
+  std::uint64_t seed = 0;
+  /// How a compute-only schedule is lowered.
+  std::string passes = std::string(kDefaultLowering);
+};
+
+struct StepOptions {
+  /// Needed on the rank of the last stage.
+  Value target = {};
+  /// Keyword inputs for the stages of this rank.
+  ValueDict keywords = {};
+  /// Given to the loss function as they are.
+  ValueDict loss_keywords = {};
+  bool return_outputs = false;
+};
+
+class StepResult {
+ public:
+  /// By microbatch; empty on ranks that do not have them.
+  std::vector<at::Tensor> losses;
+  /// What each loss counts in the loss of the batch.
+  std::vector<double> weights;
+  /// The merged output of the last stage, on its rank and if asked for; none otherwise.
+  Value output;
+
+  [[nodiscard]] bool has_loss() const { return !losses.empty(); }
+  /// Of the whole batch. Throws InvalidArgument on a rank that does not have it.
+  [[nodiscard]] double loss() const;
+};
+
+/// The stages of one rank, ready to run a schedule together with those of the other ranks. All ranks make it, and call
+/// `step` and `eval`, in the same order.
+///
+/// After an error in a step every rank throws: the rank that failed its StepError, the others AbortedError with the
+/// same message. Gradients may have been accumulated in part; nothing else is left over, and the next step works.
+class Pipeline {
+ public:
+  /// Throws InvalidArgument when stages, ranks and schedule do not fit, ScheduleError when the schedule must not run;
+  /// on all ranks alike.
+  Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options);
+  ~Pipeline();
+  Pipeline(Pipeline&&) noexcept;
+  Pipeline& operator=(Pipeline&&) noexcept;
+
+  /// Forward, loss and backward of one batch; gradients are added to the parameters' .grad. `arguments` are needed on
+  /// the rank of the first stage, the target on the rank of the last.
+  StepResult step(const ValueList& arguments = {}, const StepOptions& options = {});
+  /// The same with microbatches that are cut already, one list of arguments and one target each.
+  StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets = {},
+                               const StepOptions& options = {});
+  /// Forward alone, without graphs, in evaluation mode. Returns the outputs on the rank of the last stage, and the
+  /// losses when there is a target.
+  StepResult eval(const ValueList& arguments = {}, const StepOptions& options = {});
+
+  /// Of this rank's stages.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  [[nodiscard]] NamedTensors named_parameters() const;
+  [[nodiscard]] const std::vector<Stage>& stages() const;
+  [[nodiscard]] bool has_first_stage() const;
+  [[nodiscard]] bool has_last_stage() const;
+  /// As it is executed: lowered.
+  [[nodiscard]] const Schedule& schedule() const;
+
+  /// Runs `handler` instead of every action of a kind.
+  void on(ActionKind kind, std::function<void(const ActionContext&)> handler);
+
+  /// Starts recording (or stops); the timeline is that of the last step of this rank.
+  void record_timeline(bool record);
+  [[nodiscard]] const Timeline& timeline() const;
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace stagecraft

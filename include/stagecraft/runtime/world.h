@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stagecraft/transport/transport.h"
+
+/// The ranks of one program, and how to start them.
+namespace stagecraft {
+
+/// One rank's view. All collectives are called by all ranks in the same order.
+class World {
+ public:
+  World(std::unique_ptr<Transport> transport, at::Device device, Timeout timeout);
+
+  [[nodiscard]] RankId rank() const { return transport_->rank(); }
+  [[nodiscard]] int size() const { return transport_->ranks(); }
+  [[nodiscard]] bool is_first() const { return rank().value == 0; }
+  [[nodiscard]] bool is_last() const { return rank().value + 1 == size(); }
+  [[nodiscard]] at::Device device() const { return device_; }
+  [[nodiscard]] Timeout timeout() const { return timeout_; }
+  [[nodiscard]] Transport& transport() const { return *transport_; }
+
+  void barrier();
+  /// Every rank gets the tensor of rank `from`; it is not used elsewhere.
+  at::Tensor broadcast(const at::Tensor& tensor, RankId from);
+  /// What every rank said, by rank.
+  std::vector<std::string> gather(const std::string& own);
+
+ private:
+  Tag next_tag();
+
+  std::unique_ptr<Transport> transport_;
+  at::Device device_;
+  Timeout timeout_;
+  std::int32_t collectives_ = 0;
+};
+
+struct LaunchOptions {
+  /// Ranks as threads of this process.
+  int ranks = 1;
+  /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
+  /// between different numbers.
+  int threads_per_rank = 0;
+  /// Where rank r computes; the CPU when empty.
+  std::function<at::Device(RankId)> device = {};
+  /// The longest that a rank waits for another.
+  Timeout timeout = std::chrono::minutes(5);
+};
+
+/// Runs `program` once per rank, each in a thread of its own with its share of the cores, and waits for all. The first
+/// failure of a rank ends the waiting of the others and is thrown when all have ended.
+void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program);
+
+/// The body of `main`: runs the program, prints a failure to stderr. Returns the exit code: 0, or 1 after a failure.
+int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program);
+
+}  // namespace stagecraft

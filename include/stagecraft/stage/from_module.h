@@ -1,0 +1,103 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <memory>
+#include <tuple>
+#include <type_traits>
+
+#include "stagecraft/stage/stage.h"
+
+/// Stages from `torch::nn` modules.
+namespace stagecraft {
+namespace detail {
+
+inline void convert(const at::Tensor& tensor, Value& value) { value = tensor; }
+inline void convert(Value from, Value& value) { value = std::move(from); }
+inline void convert(const std::vector<at::Tensor>& tensors, Value& value) {
+  value = ValueList(tensors.begin(), tensors.end());
+}
+template <typename... Parts>
+void convert(const std::tuple<Parts...>& parts, Value& value) {
+  ValueList list;
+  std::apply(
+      [&](const auto&... part) {
+        (
+            [&] {
+              list.emplace_back();
+              convert(part, list.back());
+            }(),
+            ...);
+      },
+      parts);
+  value = std::move(list);
+}
+
+/// Calls `forward` with as many tensors as it takes.
+template <typename Module, typename Result, typename... Arguments>
+Stage::Forward call_with_tensors(std::shared_ptr<Module> module, Result (Module::*forward)(Arguments...)) {
+  return [module = std::move(module), forward](const StageCall& call) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      Value result;
+      convert(((*module).*forward)(call.tensor(I)...), result);
+      return result;
+    }
+    (std::index_sequence_for<Arguments...>());
+  };
+}
+
+inline NamedTensors named(const torch::OrderedDict<std::string, at::Tensor>& items, const std::string& prefix) {
+  NamedTensors result;
+  for (const auto& item : items)
+    result.emplace_back(prefix.empty() ? item.key() : prefix + "." + item.key(), item.value());
+  return result;
+}
+
+/// Every submodule gets back the mode it had, so that a part the user keeps in evaluation stays there.
+inline std::function<void()> enter_evaluation(const std::shared_ptr<torch::nn::Module>& module) {
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
+  for (const auto& part : module->modules()) modes.emplace_back(part, part->is_training());
+  module->eval();
+  return [modes = std::move(modes)] {
+    for (const auto& [part, training] : modes) {
+      if (part->is_training() != training) part->train(training);
+    }
+  };
+}
+
+}  // namespace detail
+
+/// A stage from a module and a callable that runs it. `prefix` is put before the module's own parameter names, so that
+/// they are those of the whole model.
+template <typename Module>
+Stage make_stage(int index, const std::shared_ptr<Module>& module, Stage::Forward forward, StageOptions options = {},
+                 const std::string& prefix = {}) {
+  return Stage(
+      index, std::move(forward), detail::named(module->named_parameters(), prefix),
+      detail::named(module->named_buffers(), prefix), [module] { return detail::enter_evaluation(module); },
+      std::move(options));
+}
+
+/// A stage from a module whose `forward` takes tensors and returns a tensor, a tuple or vector of them, or a Value.
+template <typename Module>
+requires std::is_base_of_v<torch::nn::Module, Module> Stage make_stage(int index, const std::shared_ptr<Module>& module,
+                                                                       StageOptions options = {},
+                                                                       const std::string& prefix = {}) {
+  if constexpr (std::is_same_v<Module, torch::nn::SequentialImpl>) {
+    return make_stage(
+        index, module, [module](const StageCall& call) { return Value(module->forward(call.tensor(0))); },
+        std::move(options), prefix);
+  } else {
+    return make_stage(index, module, detail::call_with_tensors(module, &Module::forward), std::move(options), prefix);
+  }
+}
+
+/// The same from a module holder, such as `torch::nn::Linear` or `torch::nn::Sequential`.
+template <typename Module>
+Stage make_stage(int index, const torch::nn::ModuleHolder<Module>& holder, StageOptions options = {},
+                 const std::string& prefix = {}) {
+  return make_stage(index, holder.ptr(), std::move(options), prefix);
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stagecraft/stage/value.h"
+
+/// Cutting a batch into microbatches and putting results together again.
+namespace stagecraft {
+
+/// How one argument, keyword or target is cut. A tree is cut tensor by tensor. Scalars, none and 0-dimensional tensors
+/// are given to every microbatch as they are.
+struct Split {
+  /// Along a dimension; negative counts from the end. Sizes differ by at most one, the larger ones first.
+  static Split along(std::int64_t dimension) { return Split{dimension, {}}; }
+  /// The whole value for every microbatch.
+  static Split replicate() { return Split{std::nullopt, {}}; }
+  /// Along a dimension into exactly these sizes, one per microbatch.
+  static Split into(std::vector<std::int64_t> sizes, std::int64_t dimension = 0) {
+    return Split{dimension, std::move(sizes)};
+  }
+
+  std::optional<std::int64_t> dimension = 0;
+  std::vector<std::int64_t> sizes;
+};
+
+/// How the outputs of all microbatches become one. Given the results in the order of the microbatches.
+using Reducer = std::function<Value(const std::vector<Value>&)>;
+
+/// Concatenates tensors; 0-dimensional ones, such as losses, are stacked. Scalars must agree.
+Reducer concatenate(std::int64_t dimension = 0);
+Reducer sum();
+Reducer mean();
+/// The value of the first microbatch: for what is the same in all.
+Reducer first();
+
+/// Sizes of `count` parts of `rows`. Throws InvalidArgument when there are fewer rows than parts.
+std::vector<std::int64_t> even_sizes(std::int64_t rows, int count);
+
+/// One value per microbatch. `what` names the value in errors ("argument 0", "target"). Throws InvalidArgument before
+/// anything is cut when there are fewer rows than microbatches, the dimension does not exist, or given sizes do not
+/// fit.
+std::vector<Value> split(const Value& value, const Split& how, int microbatches, const std::string& what);
+
+/// The sizes along its dimension of the first tensor that `split` would cut; empty when nothing is cut.
+std::vector<std::int64_t> split_sizes(const Value& value, const Split& how, int microbatches, const std::string& what);
+
+}  // namespace stagecraft

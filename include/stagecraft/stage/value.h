@@ -1,0 +1,98 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+/// What goes into a stage and comes out of it.
+namespace stagecraft {
+
+class Value;
+using ValueList = std::vector<Value>;
+/// In the order given.
+using ValueDict = std::vector<std::pair<std::string, Value>>;
+
+/// A tree of tensors, scalars and nothing. Copying shares tensors, as copying a tensor does.
+class Value {
+ public:
+  /// Nothing: an optional argument that was not given.
+  Value() = default;
+  Value(at::Tensor tensor) : held_(std::move(tensor)) {}  // NOLINT(google-explicit-constructor)
+  Value(bool flag) : held_(flag) {}                       // NOLINT(google-explicit-constructor)
+  Value(int number) : held_(std::int64_t{number}) {}      // NOLINT(google-explicit-constructor)
+  Value(std::int64_t number) : held_(number) {}           // NOLINT(google-explicit-constructor)
+  Value(double number) : held_(number) {}                 // NOLINT(google-explicit-constructor)
+  Value(std::string text) : held_(std::move(text)) {}     // NOLINT(google-explicit-constructor)
+  Value(const char* text) : held_(std::string(text)) {}   // NOLINT(google-explicit-constructor)
+  Value(ValueList list) : held_(std::move(list)) {}       // NOLINT(google-explicit-constructor)
+  Value(ValueDict dict) : held_(std::move(dict)) {}       // NOLINT(google-explicit-constructor)
+
+  [[nodiscard]] bool is_none() const { return std::holds_alternative<std::monostate>(held_); }
+  [[nodiscard]] bool is_tensor() const { return std::holds_alternative<at::Tensor>(held_); }
+  [[nodiscard]] bool is_list() const { return std::holds_alternative<ValueList>(held_); }
+  [[nodiscard]] bool is_dict() const { return std::holds_alternative<ValueDict>(held_); }
+
+  /// Each throws InvalidArgument that names what is held instead. An integer is taken for a real number too.
+  [[nodiscard]] const at::Tensor& tensor() const;
+  [[nodiscard]] bool flag() const;
+  [[nodiscard]] std::int64_t integer() const;
+  [[nodiscard]] double real() const;
+  [[nodiscard]] const std::string& text() const;
+  [[nodiscard]] const ValueList& list() const;
+  [[nodiscard]] const ValueDict& dict() const;
+  /// The entry of a dict.
+  [[nodiscard]] const Value& at(std::string_view key) const;
+  [[nodiscard]] const Value& operator[](std::size_t index) const { return list().at(index); }
+
+  /// "tensor", "none", "list of 3", ...
+  [[nodiscard]] std::string kind() const;
+
+  template <typename Visit>
+  void for_each_tensor(Visit&& visit) const {
+    if (const auto* tensor = std::get_if<at::Tensor>(&held_)) {
+      visit(*tensor);
+    } else if (const auto* list = std::get_if<ValueList>(&held_)) {
+      for (const Value& item : *list) item.for_each_tensor(visit);
+    } else if (const auto* dict = std::get_if<ValueDict>(&held_)) {
+      for (const auto& [key, item] : *dict) item.for_each_tensor(visit);
+    }
+  }
+
+  /// The same tree with every tensor replaced by `change(tensor)`, in the order of `for_each_tensor`.
+  template <typename Change>
+  [[nodiscard]] Value map_tensors(Change&& change) const {
+    if (const auto* tensor = std::get_if<at::Tensor>(&held_)) return Value(at::Tensor(change(*tensor)));
+    if (const auto* list = std::get_if<ValueList>(&held_)) {
+      ValueList changed;
+      changed.reserve(list->size());
+      for (const Value& item : *list) changed.push_back(item.map_tensors(change));
+      return changed;
+    }
+    if (const auto* dict = std::get_if<ValueDict>(&held_)) {
+      ValueDict changed;
+      changed.reserve(dict->size());
+      for (const auto& [key, item] : *dict) changed.emplace_back(key, item.map_tensors(change));
+      return changed;
+    }
+    return *this;
+  }
+
+  [[nodiscard]] std::size_t count_tensors() const;
+
+  /// The held alternative, for code that handles every kind.
+  using Held = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, ValueList, ValueDict>;
+  [[nodiscard]] const Held& held() const { return held_; }
+
+ private:
+  Held held_;
+};
+
+/// A value as the list of positional arguments of the next stage: a list is its items, anything else stands alone.
+ValueList as_arguments(Value value);
+
+}  // namespace stagecraft

@@ -1,0 +1,9 @@
+#pragma once
+
+/// All of Stagecraft. Link `stagecraft::stagecraft`.
+
+#include "stagecraft/runtime/pipeline.h"   // IWYU pragma: export
+#include "stagecraft/runtime/world.h"      // IWYU pragma: export
+#include "stagecraft/schedule.h"           // IWYU pragma: export
+#include "stagecraft/stage/from_module.h"  // IWYU pragma: export
+#include "stagecraft/stage/random.h"       // IWYU pragma: export

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stagecraft/core/ids.h"
+
+/// How tensors get from one rank to another. Everything above sees this interface and nothing else.
+namespace stagecraft {
+
+using Timeout = std::chrono::milliseconds;
+
+enum class Channel : std::uint8_t { kForward, kBackward, kControl };
+
+/// What a message is: two messages in flight between the same ranks never have the same tag.
+struct Tag {
+  Channel channel = Channel::kControl;
+  StageId from;
+  StageId to;
+  MicrobatchId microbatch;
+
+  auto operator<=>(const Tag&) const = default;
+};
+/// "the activation of microbatch 3 from stage 1 to stage 2".
+std::string to_text(const Tag& tag);
+
+/// An undefined tensor is a place that holds nothing. `header` is for whoever sends and receives.
+struct Message {
+  std::vector<at::Tensor> tensors;
+  std::string header;
+};
+
+/// Why a step did not end well, and where it began.
+struct Failure {
+  RankId rank;
+  std::string message;
+};
+
+/// One rank's end. Used by the thread of that rank alone.
+///
+/// On a device with streams, completion is stream-ordered: `send` takes tensors that the current stream has still to
+/// write, `receive` returns tensors that the current stream may read; the host waits for neither.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  [[nodiscard]] virtual RankId rank() const = 0;
+  [[nodiscard]] virtual int ranks() const = 0;
+
+  /// Starts sending and returns at once, whether or not the receiver is there. The tensors are released when they are
+  /// sent; nobody may change them in place before.
+  virtual void send(RankId to, const Tag& tag, Message message) = 0;
+
+  /// Says that `receive` will be called for this message, so that it can travel in the meantime. Optional.
+  virtual void post_receive(RankId from, const Tag& tag) = 0;
+  /// Waits for the message. Throws TimeoutError that says what it waited for, AbortedError when some rank failed.
+  virtual Message receive(RankId from, const Tag& tag, Timeout timeout) = 0;
+
+  /// Ends all waiting, on all ranks, with AbortedError. The first failure counts.
+  virtual void abort(const Failure& failure) = 0;
+  /// Whether some rank has failed since the last `settle`.
+  [[nodiscard]] virtual bool aborted() const = 0;
+  /// Called by all ranks at the end of a step: waits for all of them, and tells every one whether some rank failed.
+  /// After a failure, messages that nobody received are dropped, and the transport is as new.
+  virtual std::optional<Failure> settle(Timeout timeout) = 0;
+};
+
+}  // namespace stagecraft

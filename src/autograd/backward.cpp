@@ -1,0 +1,199 @@
+#include "stagecraft/autograd/backward.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <unordered_map>
+
+#include "split_plan.h"
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::variable_list;
+
+namespace {
+
+Edge edge_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor) : Edge();
+}
+
+/// The engine that runs everything reachable, into the leaves' .grad.
+void accumulate(const edge_list& roots, const variable_list& gradients) {
+  if (roots.empty()) return;
+  torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false, /*create_graph=*/false,
+                                                        /*accumulate_grad=*/true);
+}
+
+/// The hooks on tensors inside the graph. The input part runs them on its way through the forks; the weight part, which
+/// starts at the forks, must see what they made of the gradients without running them again.
+class RecordedHooks {
+ public:
+  /// Of the nodes behind `edges`, from the given one on.
+  RecordedHooks(const edge_list& edges, std::size_t begin) {
+    for (std::size_t i = begin; i < edges.size(); ++i) {
+      torch::autograd::Node& node = *edges[i].function;
+      if (node.tensor_pre_hooks().empty() || records_.contains(&node)) continue;
+      auto record = std::make_shared<variable_list>();
+      auto recorder = std::make_unique<Recorder>(std::move(node.tensor_pre_hooks()), record);
+      node.tensor_pre_hooks().clear();
+      node.tensor_pre_hooks().push_back(std::move(recorder));
+      records_.emplace(&node, std::move(record));
+    }
+  }
+
+  /// Takes the hooks away from the node, and makes the gradient what they made of it.
+  void apply(const Edge& fork, at::Tensor& gradient) {
+    fork.function->retains_grad_hooks().clear();
+    const auto found = records_.find(fork.function.get());
+    if (found == records_.end()) return;
+    fork.function->tensor_pre_hooks().clear();
+    if (fork.input_nr < found->second->size()) gradient = (*found->second)[fork.input_nr];
+  }
+
+ private:
+  struct Recorder : torch::autograd::FunctionPreHook {
+    using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+    Recorder(Hooks hooks, std::shared_ptr<variable_list> record)
+        : hooks_(std::move(hooks)), record_(std::move(record)) {}
+    variable_list operator()(const variable_list& gradients) override {
+      *record_ = gradients;
+      for (const auto& hook : hooks_) *record_ = (*hook)(*record_);
+      return *record_;
+    }
+    Hooks hooks_;
+    std::shared_ptr<variable_list> record_;
+  };
+
+  std::unordered_map<const torch::autograd::Node*, std::shared_ptr<variable_list>> records_;
+};
+
+}  // namespace
+
+void accumulate_into(std::span<const at::Tensor> tensors, const std::vector<at::Tensor>& gradients) {
+  edge_list roots;
+  for (const at::Tensor& tensor : tensors) roots.push_back(edge_of(tensor));
+  accumulate(roots, gradients);
+}
+
+BackwardPlanner::BackwardPlanner() : plan_(std::make_unique<SplitPlan>()) {}
+BackwardPlanner::~BackwardPlanner() = default;
+BackwardPlanner::BackwardPlanner(BackwardPlanner&&) noexcept = default;
+BackwardPlanner& BackwardPlanner::operator=(BackwardPlanner&&) noexcept = default;
+int BackwardPlanner::times_learnt() const { return plan_->times_learnt; }
+
+Backward::Backward(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs)
+    : state_(State::kPending), inputs_(inputs.begin(), inputs.end()) {
+  roots_.reserve(outputs.size());
+  for (const at::Tensor& output : outputs) roots_.push_back(edge_of(output));
+}
+
+void Backward::require_pending(const std::vector<at::Tensor>& gradients) const {
+  if (state_ != State::kPending) {
+    throw InvalidArgument(
+        "the backward of this microbatch has run already: each forward has one B, or one I and one W");
+  }
+  if (gradients.size() != roots_.size()) {
+    throw InvalidArgument("a backward takes one gradient per output: got " + std::to_string(gradients.size()) +
+                          " gradients for " + std::to_string(roots_.size()) + " outputs");
+  }
+}
+
+std::vector<at::Tensor> Backward::full(const std::vector<at::Tensor>& gradients) {
+  require_pending(gradients);
+  edge_list roots;
+  variable_list arriving;
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    if (!roots_[i].is_valid() || !gradients[i].defined()) continue;
+    roots.push_back(std::move(roots_[i]));
+    arriving.push_back(gradients[i]);
+  }
+  roots_.clear();
+  accumulate(roots, arriving);
+  std::vector<at::Tensor> result;
+  result.reserve(inputs_.size());
+  for (const at::Tensor& input : inputs_) {
+    result.push_back(input.defined() && input.requires_grad() ? std::move(input.mutable_grad()) : at::Tensor());
+    if (result.back().defined()) input.mutable_grad().reset();
+  }
+  inputs_.clear();
+  state_ = State::kDone;
+  return result;
+}
+
+std::vector<at::Tensor> Backward::input_part(const std::vector<at::Tensor>& gradients, BackwardPlanner& planner) {
+  require_pending(gradients);
+  SplitPlan& plan = *planner.plan_;
+  edge_list inputs;
+  for (const at::Tensor& input : inputs_) inputs.push_back(edge_of(input));
+  SplitPlan::Nodes nodes;
+  if (!plan.match(roots_, inputs, nodes)) plan.learn(roots_, inputs, nodes);
+
+  edge_list roots;
+  variable_list arriving;
+  edge_list later;
+  variable_list later_gradients;
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    if (plan.on_path(i)) {
+      roots.push_back(roots_[i]);
+      arriving.push_back(gradients[i]);
+    } else if (plan.only_weights(i)) {
+      later.push_back(roots_[i]);
+      later_gradients.push_back(gradients[i]);
+    }
+  }
+
+  std::vector<at::Tensor> result(inputs_.size());
+  if (!roots.empty()) {
+    edge_list wanted;  // the inputs, then what arrives at the forks
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (plan.reaches(i)) wanted.push_back(inputs[i]);
+    }
+    const std::size_t forks_begin = wanted.size();
+    for (const auto& arrival : plan.arrivals()) wanted.emplace_back(*nodes[arrival.node], arrival.input);
+    RecordedHooks hooks(wanted, forks_begin);
+    variable_list found = torch::autograd::Engine::get_default_engine().execute(
+        roots, arriving, /*keep_graph=*/!plan.arrivals().empty(), /*create_graph=*/false, /*accumulate_grad=*/false,
+        wanted);
+    for (std::size_t i = 0, next = 0; i < inputs.size(); ++i) {
+      if (plan.reaches(i)) result[i] = std::move(found[next++]);
+    }
+    for (std::size_t i = forks_begin; i < found.size(); ++i) {
+      hooks.apply(wanted[i], found[i]);
+      if (!found[i].defined()) continue;
+      later.push_back(std::move(wanted[i]));
+      later_gradients.push_back(std::move(found[i]));
+    }
+    // The forks are held by `later` now; the path between them goes.
+    std::vector<NodePtr> forks;
+    for (const auto& cut : plan.cuts()) forks.push_back(*nodes[cut.node]);
+    for (std::size_t i = 0; i < forks.size(); ++i) forks[i]->next_edges()[plan.cuts()[i].edge] = Edge();
+  }
+  roots_ = std::move(later);
+  root_gradients_ = std::move(later_gradients);
+  inputs_.clear();
+  state_ = State::kSplit;
+  return result;
+}
+
+void Backward::weight_part() {
+  if (state_ == State::kPending || state_ == State::kEmpty) {
+    throw InvalidArgument("the weight part has nothing to complete: run the input part of the microbatch first");
+  }
+  if (state_ == State::kDone) {
+    throw InvalidArgument("the weight part of this microbatch has run already: each I has one W, and a B needs none");
+  }
+  state_ = State::kDone;
+  const edge_list roots = std::move(roots_);
+  const variable_list gradients = std::move(root_gradients_);
+  roots_.clear();
+  root_gradients_.clear();
+  accumulate(roots, gradients);
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <vector>
+
+#include "program.h"
+#include "stagecraft/autograd/backward.h"
+#include "stagecraft/runtime/pipeline.h"
+
+namespace stagecraft {
+
+/// The inputs of one step on one rank, cut into microbatches.
+struct StepInputs {
+  bool training = true;
+  std::uint64_t number = 0;          // of the step
+  std::vector<ValueList> arguments;  // by microbatch; of the first stage
+  std::vector<ValueDict> keywords;   // by microbatch
+  std::vector<Value> targets;        // by microbatch; empty when there are none
+  std::vector<double> weights;       // of each microbatch's loss
+  const ValueDict* loss_keywords = nullptr;
+  bool keep_outputs = false;
+};
+
+/// What a step leaves on one rank.
+struct StepOutputs {
+  std::vector<at::Tensor> losses;  // by microbatch; undefined where there is none
+  std::vector<Value> outputs;      // by microbatch, of the last stage if kept
+  // Gradients of what the user gave, to be sent on into the user's own graph.
+  std::vector<at::Tensor> given;
+  std::vector<at::Tensor> given_gradients;
+};
+
+/// Runs programs: one rank, its stages, and what is in flight between two actions.
+class Executor {
+ public:
+  using Handlers = std::array<std::function<void(const ActionContext&)>, kActionKinds>;
+
+  Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Schedule& schedule,
+           const Wiring& wiring);
+
+  /// Throws StepError or AbortedError; `clear` afterwards.
+  StepOutputs run(const Program& program, const Schedule& schedule, const StepInputs& inputs);
+  /// Drops everything in flight.
+  void clear();
+
+  Handlers handlers;
+  bool record = false;
+  Timeline timeline;
+
+ private:
+  /// One microbatch in one stage, from the arrival of its input to the end of its backward.
+  struct Flight {
+    bool has_input = false;
+    bool has_gradient = false;
+    ValueList incoming;  // what crossed the boundary before the stage
+    ValueList outgoing;  // what is to cross the one after it
+    // Per item, per tensor of the item.
+    std::vector<std::vector<at::Tensor>> gradients_in;
+    std::vector<std::vector<at::Tensor>> gradients_out;
+    std::vector<std::uint32_t> tensors_before;  // how many tensors each item before the stage has
+    std::vector<std::int32_t> leaves;           // per item before: where its tensors are among the inputs; -1: nowhere
+    std::vector<at::Tensor> given;              // inputs of the user's that need a gradient
+    std::vector<at::Tensor> seeds;              // gradients of the losses, which stand behind the outputs
+    Backward backward;
+    std::function<void()> weights;
+  };
+
+  struct Place {
+    StageId stage;
+    bool is_first;
+    bool is_last;
+    RankId before{-1};  // ranks of the neighbour stages; -1 without
+    RankId after{-1};
+    BackwardPlanner planner;
+  };
+
+  Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
+    return flights_[stage * microbatches_ + microbatch.index()];
+  }
+
+  void execute(const Instruction& instruction, const Action& action);
+  void perform(const Instruction& instruction);
+  void forward(const Instruction& instruction);
+  void backward(const Instruction& instruction);
+  void weight_part(const Instruction& instruction);
+  void send(const Instruction& instruction);
+
+  void await_input(std::uint32_t stage, MicrobatchId microbatch);
+  void await_gradient(std::uint32_t stage, MicrobatchId microbatch);
+  ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves);
+  Value with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const;
+  std::vector<at::Tensor> hand_on(std::uint32_t stage, Flight& in, const Value& output);
+  void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output, std::vector<at::Tensor>& roots);
+  void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
+  [[nodiscard]] at::Tensor checked_loss(const at::Tensor& loss, StageId stage, const char* what) const;
+  at::Tensor seed_for(const at::Tensor& loss, double weight);
+  [[noreturn]] void fail(const Schedule& schedule, const Instruction& instruction, const Action& action,
+                         const std::string& why) const;
+  double since_begin() const;
+
+  World& world_;
+  const std::vector<Stage>& stages_;
+  const PipelineOptions& options_;
+  const Wiring& wiring_;
+  std::size_t microbatches_;
+  std::vector<Place> places_;
+  std::vector<Flight> flights_;
+  const StepInputs* inputs_ = nullptr;
+  StepOutputs outputs_;
+  at::Tensor last_seed_;
+  double last_weight_ = 0;
+  double begin_ = 0;
+  double waited_ = 0;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace stagecraft

@@ -1,0 +1,382 @@
+#include "stagecraft/runtime/pipeline.h"
+
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <exception>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+
+#include "executor.h"
+#include "program.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/passes/verify.h"
+#include "stagecraft/schedule/csv.h"
+#include "stagecraft/schedule/generator.h"
+
+namespace stagecraft {
+namespace {
+
+std::string number(std::int64_t value) { return std::to_string(value); }
+
+Schedule read_schedule(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw InvalidArgument("the schedule file '" + path + "' cannot be read: give a CSV file, or a known name");
+  return Schedule::from_rows(parse_csv(text.str()), path);
+}
+
+Schedule resolve(const PipelineOptions& options, int ranks, int stages_per_rank) {
+  const bool is_file = options.schedule.ends_with(".csv");
+  if (!options.plan && !is_file) {
+    return make_schedule(
+        options.schedule,
+        {.ranks = ranks, .stages_per_rank = stages_per_rank, .microbatches = std::max(1, options.microbatches)});
+  }
+  Schedule schedule = options.plan ? *options.plan : read_schedule(options.schedule);
+  if (schedule.ranks() != ranks) {
+    throw InvalidArgument("the schedule is for " + number(schedule.ranks()) + " ranks, but the world has " +
+                          number(ranks) + ": start as many, or give another schedule");
+  }
+  if (options.microbatches != 0 && options.microbatches != schedule.microbatches) {
+    throw InvalidArgument("the schedule is for " + number(schedule.microbatches) + " microbatches, but " +
+                          number(options.microbatches) +
+                          " are asked for: leave the number out, or give another schedule");
+  }
+  return schedule;
+}
+
+void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, RankId rank) {
+  const auto expected = schedule.placement.stages_of(rank);
+  std::string wanted;
+  for (const StageId stage : expected) wanted += (wanted.empty() ? "" : ", ") + number(stage.value);
+  for (const Stage& stage : stages) {
+    if (!schedule.placement.contains(stage.index())) {
+      throw InvalidArgument("rank " + number(rank.value) + " has stage " + number(stage.index().value) +
+                            ", but the pipeline has stages 0 to " + number(schedule.stages() - 1));
+    }
+  }
+  const bool same = stages.size() == expected.size() &&
+                    std::equal(stages.begin(), stages.end(), expected.begin(),
+                               [](const Stage& stage, StageId id) { return stage.index() == id; });
+  if (same) return;
+  std::string got;
+  for (const Stage& stage : stages) got += (got.empty() ? "" : ", ") + number(stage.index().value);
+  throw InvalidArgument("rank " + number(rank.value) + " has stages " + (got.empty() ? "(none)" : got) +
+                        ", but the schedule wants stages " + wanted +
+                        " there: every rank makes its own, and no rank goes without");
+}
+
+bool trains(const Schedule& schedule) {
+  for (const Row& row : schedule.rows) {
+    for (const Action& action : row) {
+      if (gives_input_gradient(action.kind()) || action.is_overlap()) return true;
+    }
+  }
+  return false;
+}
+
+Split split_of(const std::vector<Split>& splits, std::size_t position) {
+  return position < splits.size() ? splits[position] : Split();
+}
+
+}  // namespace
+
+double StepResult::loss() const {
+  if (losses.empty()) {
+    throw InvalidArgument("this rank has no loss: ask for it where the last stage is, or set broadcast_loss");
+  }
+  double total = 0;
+  for (std::size_t i = 0; i < losses.size(); ++i) total += weights[i] * losses[i].item<double>();
+  return total;
+}
+
+class Pipeline::Implementation {
+ public:
+  Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
+      : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
+    agree([&] { set_up(); });
+  }
+
+  StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
+    return together([&](StepInputs& inputs) { split_inputs(inputs, arguments, options); }, options, training);
+  }
+
+  StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
+                               const StepOptions& options) {
+    return together([&](StepInputs& inputs) { take_inputs(inputs, arguments, targets, options); }, options, true);
+  }
+
+  World& world_;
+  std::vector<Stage> stages_;
+  PipelineOptions options_;
+  Schedule schedule_;
+  Schedule evaluation_;
+  std::optional<Wiring> wiring_;
+  Program training_program_;
+  Program evaluation_program_;
+  std::optional<Executor> executor_;
+  std::uint64_t steps_ = 0;
+
+ private:
+  void set_up() {
+    std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.index() < b.index(); });
+    if (stages_.empty()) {
+      throw InvalidArgument("rank " + number(world_.rank().value) + " has no stage: " + number(world_.size()) +
+                            " ranks need at least as many stages; start fewer ranks, or cut the model further");
+    }
+    if (options_.microbatches < 0) {
+      throw InvalidArgument("there must be at least 1 microbatch, got " + number(options_.microbatches));
+    }
+    schedule_ = resolve(options_, world_.size(), static_cast<int>(stages_.size()));
+    check_stages(stages_, schedule_, world_.rank());
+    evaluation_ = forwards_of(schedule_);
+    if (!schedule_.is_lowered()) run_passes(schedule_, options_.passes);
+    require_valid(schedule_, CommModel::kTagged);
+    wiring_.emplace(schedule_.stages(), options_.edges);
+    training_program_ = compile(schedule_, world_.rank());
+    evaluation_program_ = compile(evaluation_, world_.rank());
+    executor_.emplace(world_, stages_, options_, schedule_, *wiring_);
+  }
+
+  /// A mistake on one rank is an error on all.
+  template <typename Work>
+  void agree(const Work& work) {
+    std::exception_ptr own;
+    std::string message;
+    try {
+      work();
+    } catch (const std::exception& error) {
+      own = std::current_exception();
+      message = error.what();
+    }
+    const std::vector<std::string> all = world_.gather(message);
+    if (own) std::rethrow_exception(own);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (!all[r].empty())
+        throw AbortedError("rank " + number(static_cast<std::int64_t>(r)) + ": " + all[r], RankId(r));
+    }
+  }
+
+  [[nodiscard]] int microbatches() const { return schedule_.microbatches; }
+  [[nodiscard]] bool has_first() const { return stages_.front().index().value == 0; }
+  [[nodiscard]] bool has_last() const { return stages_.back().index().value + 1 == schedule_.stages(); }
+
+  // --- inputs ---
+
+  void split_inputs(StepInputs& inputs, const ValueList& arguments, const StepOptions& options) const {
+    inputs.arguments.resize(static_cast<std::size_t>(microbatches()));
+    std::vector<std::int64_t> rows;
+    if (has_first()) {
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const std::string what = "argument " + number(static_cast<std::int64_t>(i));
+        const Split how = split_of(options_.argument_splits, i);
+        if (rows.empty()) rows = split_sizes(arguments[i], how, microbatches(), what);
+        const std::vector<Value> parts = split(arguments[i], how, microbatches(), what);
+        for (std::size_t m = 0; m < parts.size(); ++m) inputs.arguments[m].push_back(parts[m]);
+      }
+    }
+    split_keywords(inputs, options.keywords);
+    if (has_last() && !options.target.is_none()) {
+      inputs.targets = split(options.target, options_.target_split, microbatches(), "target");
+      const auto sizes = split_sizes(options.target, options_.target_split, microbatches(), "target");
+      if (!sizes.empty()) rows = sizes;
+    }
+    weigh(inputs, rows);
+  }
+
+  void split_keywords(StepInputs& inputs, const ValueDict& keywords) const {
+    inputs.keywords.resize(static_cast<std::size_t>(microbatches()));
+    for (const auto& [name, value] : keywords) {
+      const auto found = options_.keyword_splits.find(name);
+      const Split how = found == options_.keyword_splits.end() ? Split() : found->second;
+      const std::vector<Value> parts = split(value, how, microbatches(), "keyword '" + name + "'");
+      for (std::size_t m = 0; m < parts.size(); ++m) inputs.keywords[m].emplace_back(name, parts[m]);
+    }
+  }
+
+  void take_inputs(StepInputs& inputs, const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
+                   const StepOptions& options) const {
+    const auto count = static_cast<std::size_t>(microbatches());
+    const auto check = [&](bool needed, std::size_t got, const char* what) {
+      if (!needed || got == count) return;
+      throw InvalidArgument("there are " + number(microbatches()) + " microbatches, but " +
+                            number(static_cast<std::int64_t>(got)) + " " + what + ": give one per microbatch");
+    };
+    check(has_first(), arguments.size(), "lists of arguments");
+    check(has_last() && !targets.empty(), targets.size(), "targets");
+    inputs.arguments = has_first() ? arguments : std::vector<ValueList>(count);
+    split_keywords(inputs, options.keywords);
+    if (has_last()) inputs.targets = targets;
+    std::vector<std::int64_t> rows;
+    for (std::size_t m = 0; m < inputs.targets.size(); ++m) {
+      std::int64_t size = 0;
+      inputs.targets[m].for_each_tensor([&](const at::Tensor& tensor) {
+        if (size == 0 && tensor.defined() && tensor.dim() > 0) size = tensor.size(0);
+      });
+      if (size > 0) rows.push_back(size);
+    }
+    if (rows.size() != count) rows.clear();
+    weigh(inputs, rows);
+  }
+
+  /// A mean over rows of unequal microbatches is a weighted mean of their means.
+  void weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const {
+    const auto count = static_cast<std::size_t>(microbatches());
+    if (options_.loss_scale == LossScale::kSum) {
+      inputs.weights.assign(count, 1.0);
+    } else if (rows.empty()) {
+      inputs.weights.assign(count, 1.0 / static_cast<double>(count));
+    } else {
+      const auto total = static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
+      for (const std::int64_t size : rows) inputs.weights.push_back(static_cast<double>(size) / total);
+    }
+  }
+
+  void check_inputs(const StepInputs& inputs, const ValueList* first) const {
+    if (has_first() && (first == nullptr || first->empty()) && inputs.keywords.front().empty()) {
+      throw InvalidArgument("the first stage is on this rank and got no input: give step its arguments");
+    }
+    if (!inputs.training) return;
+    if (!trains(schedule_)) {
+      throw InvalidArgument("the schedule " + schedule_.name + " has no backward: use eval, or a schedule that trains");
+    }
+    if (!has_last()) return;
+    if (!options_.loss) throw InvalidArgument("training needs a loss: set it in the options of the pipeline");
+    if (inputs.targets.empty()) {
+      throw InvalidArgument("the last stage is on this rank and got no target: give step one");
+    }
+  }
+
+  // --- a step ---
+
+  template <typename Prepare>
+  StepResult together(const Prepare& prepare, const StepOptions& options, bool training) {
+    std::exception_ptr own;
+    StepResult result;
+    try {
+      StepInputs inputs;
+      inputs.training = training;
+      inputs.number = steps_;
+      inputs.loss_keywords = &options.loss_keywords;
+      inputs.keep_outputs = options.return_outputs || !training;
+      prepare(inputs);
+      check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
+      result = run(inputs);
+    } catch (const AbortedError&) {
+      own = std::current_exception();
+    } catch (const std::exception& error) {
+      own = std::current_exception();
+      world_.transport().abort({world_.rank(), describe(error)});
+    }
+    if (training) ++steps_;
+    if (own) executor_->clear();
+    const auto failure = settle(own);
+    if (!failure) return result;
+    executor_->clear();
+    if (own && failure->rank == world_.rank()) std::rethrow_exception(own);
+    throw AbortedError(failure->message, failure->rank);
+  }
+
+  std::optional<Failure> settle(const std::exception_ptr& own) const {
+    try {
+      return world_.transport().settle(world_.timeout());
+    } catch (...) {
+      if (own) std::rethrow_exception(own);
+      throw;
+    }
+  }
+
+  [[nodiscard]] std::string describe(const std::exception& error) const {
+    if (dynamic_cast<const StepError*>(&error) != nullptr) return error.what();
+    return "rank " + number(world_.rank().value) + ": " + error.what();
+  }
+
+  StepResult run(const StepInputs& inputs) {
+    std::vector<std::function<void()>> back_to_training;
+    if (!inputs.training) {
+      for (const Stage& stage : stages_) back_to_training.push_back(stage.enter_evaluation());
+    }
+    struct Restore {
+      std::vector<std::function<void()>>& all;
+      ~Restore() {
+        for (const auto& restore : all) restore();
+      }
+    } const restore{back_to_training};
+
+    StepOutputs outputs = inputs.training ? executor_->run(training_program_, schedule_, inputs)
+                                          : executor_->run(evaluation_program_, evaluation_, inputs);
+    if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
+    StepResult result;
+    const bool has_losses = has_last() && options_.loss && !inputs.targets.empty();
+    if (has_losses) {
+      result.losses = std::move(outputs.losses);
+      result.weights = inputs.weights;
+    }
+    if (has_last() && inputs.keep_outputs) result.output = options_.merge_outputs(outputs.outputs);
+    if (options_.broadcast_loss) share_losses(result);
+    return result;
+  }
+
+  void share_losses(StepResult& result) {
+    const RankId last = schedule_.placement.rank_of(StageId(schedule_.stages() - 1));
+    at::Tensor losses = has_last() && result.has_loss() ? at::stack(result.losses) : at::Tensor();
+    losses = world_.broadcast(losses, last);
+    at::Tensor weights;
+    if (has_last() && result.has_loss()) {
+      weights = at::tensor(result.weights, at::kDouble);
+    }
+    weights = world_.broadcast(weights, last);
+    if (has_last() || !losses.defined()) return;
+    result.losses = losses.unbind();
+    const auto* values = weights.const_data_ptr<double>();
+    result.weights.assign(values, values + weights.numel());
+  }
+};
+
+Pipeline::Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options)
+    : implementation_(std::make_unique<Implementation>(world, std::move(stages), std::move(options))) {}
+Pipeline::~Pipeline() = default;
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+
+StepResult Pipeline::step(const ValueList& arguments, const StepOptions& options) {
+  return implementation_->step(arguments, options, /*training=*/true);
+}
+
+StepResult Pipeline::step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
+                                       const StepOptions& options) {
+  return implementation_->step_microbatches(arguments, targets, options);
+}
+
+StepResult Pipeline::eval(const ValueList& arguments, const StepOptions& options) {
+  return implementation_->step(arguments, options, /*training=*/false);
+}
+
+std::vector<at::Tensor> Pipeline::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const auto& [name, parameter] : named_parameters()) all.push_back(parameter);
+  return all;
+}
+
+NamedTensors Pipeline::named_parameters() const {
+  NamedTensors all;
+  for (const Stage& stage : stages()) all.insert(all.end(), stage.parameters().begin(), stage.parameters().end());
+  return all;
+}
+
+const std::vector<Stage>& Pipeline::stages() const { return implementation_->stages_; }
+bool Pipeline::has_first_stage() const { return stages().front().index().value == 0; }
+bool Pipeline::has_last_stage() const { return stages().back().index().value + 1 == schedule().stages(); }
+const Schedule& Pipeline::schedule() const { return implementation_->schedule_; }
+
+void Pipeline::on(ActionKind kind, std::function<void(const ActionContext&)> handler) {
+  implementation_->executor_->handlers[static_cast<std::size_t>(kind)] = std::move(handler);
+}
+
+void Pipeline::record_timeline(bool record) { implementation_->executor_->record = record; }
+const Timeline& Pipeline::timeline() const { return implementation_->executor_->timeline; }
+
+}  // namespace stagecraft

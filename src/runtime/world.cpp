@@ -1,0 +1,126 @@
+#include "stagecraft/runtime/world.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <thread>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/stage/packing.h"
+#include "stagecraft/transport/local.h"
+
+namespace stagecraft {
+
+World::World(std::unique_ptr<Transport> transport, at::Device device, Timeout timeout)
+    : transport_(std::move(transport)), device_(device), timeout_(timeout) {}
+
+Tag World::next_tag() { return {Channel::kControl, StageId(0), StageId(0), MicrobatchId(collectives_++)}; }
+
+std::vector<std::string> World::gather(const std::string& own) {
+  const Tag tag = next_tag();
+  std::vector<std::string> all;
+  // Through rank 0: a few words, once in a while.
+  if (!is_first()) {
+    transport_->send(RankId(0), tag, {{}, own});
+    for (const Value& word : unpack(transport_->receive(RankId(0), tag, timeout_))) all.push_back(word.text());
+    return all;
+  }
+  all.push_back(own);
+  for (int r = 1; r < size(); ++r) all.push_back(transport_->receive(RankId(r), tag, timeout_).header);
+  const ValueList words(all.begin(), all.end());
+  for (int r = 1; r < size(); ++r) transport_->send(RankId(r), tag, pack(words));
+  return all;
+}
+
+void World::barrier() { gather(""); }
+
+at::Tensor World::broadcast(const at::Tensor& tensor, RankId from) {
+  const Tag tag = next_tag();
+  if (rank() != from) return transport_->receive(from, tag, timeout_).tensors.at(0);
+  for (int r = 0; r < size(); ++r) {
+    if (RankId(r) != from) transport_->send(RankId(r), tag, {{tensor}, ""});
+  }
+  return tensor;
+}
+
+namespace {
+
+/// A rank's thread: its device, its share of the cores, and a backward that stays on this thread.
+class RankThread {
+ public:
+  RankThread(const LaunchOptions& options, at::Device device) : device_(device) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    at::set_num_threads(options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / options.ranks));
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+
+ private:
+  c10::OptionalDeviceGuard device_;
+};
+
+std::string message_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+bool is_aborted(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const AbortedError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program) {
+  LocalFabric fabric(options.ranks);
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(options.ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < options.ranks; ++r) {
+    threads.emplace_back([&, r] {
+      const RankId rank(r);
+      try {
+        const at::Device device = options.device ? options.device(rank) : at::Device(at::kCPU);
+        const RankThread setup(options, device);
+        World world(fabric.connect(rank, device), device, options.timeout);
+        program(world);
+        fabric.depart(rank, "rank " + std::to_string(r) + " has ended its program");
+      } catch (...) {
+        failures[rank.index()] = std::current_exception();
+        fabric.depart(rank, message_of(failures[rank.index()]));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Of a rank that failed by itself rather than of one that was taken along.
+  const auto own = std::find_if(failures.begin(), failures.end(),
+                                [](const std::exception_ptr& failure) { return failure && !is_aborted(failure); });
+  if (own != failures.end()) std::rethrow_exception(*own);
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+int launch(int /*argc*/, char** /*argv*/, const LaunchOptions& options, const std::function<void(World&)>& program) {
+  try {
+    run_ranks(options, program);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,147 @@
+#include "stagecraft/stage/random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+
+/// One per device that draws.
+struct RandomScope::Streams {
+  std::uint64_t seed;
+  std::vector<std::pair<c10::Device, at::Generator>> generators;
+
+  at::Generator& on(c10::Device device) {
+    for (auto& [where, generator] : generators) {
+      if (where == device) return generator;
+    }
+    at::Generator made =
+        device.is_cpu()
+            ? at::make_generator<at::CPUGeneratorImpl>(seed)
+            : at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
+    made.set_current_seed(seed);
+    return generators.emplace_back(device, std::move(made)).second;
+  }
+};
+
+namespace {
+
+// A mode of the dispatcher that nothing else uses: it can be switched on for one thread, operations without a kernel
+// for it fall through at no cost, and those that draw random numbers get one that names the generator to draw from.
+// LibTorch reserves the key for tests; there is no public one, and a global generator cannot be swapped for a thread.
+constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+thread_local RandomScope* innermost = nullptr;
+
+std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
+  // splitmix64: neighbouring values give unrelated streams.
+  std::uint64_t z = seed + 0x9e3779b97f4a7c15ULL * (value + 1);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+/// Where an operation draws: the device of its first tensor, or the one it is asked to make a tensor on.
+c10::Device device_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined()) return argument.toTensor().device();
+    if (argument.isDevice()) return argument.toDevice();
+  }
+  return {c10::kCPU};
+}
+
+std::optional<std::size_t> generator_argument(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto& type = arguments[i].type();
+    if (type->kind() == c10::TypeKind::GeneratorType) return i;
+    const auto optional = type->cast<c10::OptionalType>();
+    if (optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType) return i;
+  }
+  return std::nullopt;
+}
+
+std::mutex& default_generators() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// An operation that draws, on a thread with a scope.
+void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
+  RandomScope::Streams* streams = RandomScope::current();
+  if (streams == nullptr) return op.redispatchBoxed(beyond, stack);
+  const c10::Device device = device_of(op, *stack);
+  if (const auto argument = generator_argument(op)) {
+    c10::IValue& given = torch::jit::peek(*stack, *argument, op.schema().arguments().size());
+    if (given.isNone()) given = streams->on(device);
+    return op.redispatchBoxed(beyond, stack);
+  }
+  // On a CPU such an operation is made of others that do take a generator.
+  if (device.is_cpu() || device.is_meta()) return op.redispatchBoxed(beyond, stack);
+  const std::lock_guard lock(default_generators());
+  at::Generator global = at::globalContext().defaultGenerator(device);
+  at::Generator& own = streams->on(device);
+  const at::Tensor saved = global.get_state();
+  global.set_state(own.get_state());
+  op.redispatchBoxed(beyond, stack);
+  own.set_state(global.get_state());
+  global.set_state(saved);
+}
+
+void install_once() {
+  static const bool installed = [] {
+    static torch::Library all(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
+    all.fallback(torch::CppFunction::makeFallthrough());
+    static torch::Library aten(torch::Library::IMPL, "aten", kMode, __FILE__, __LINE__);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      if (name.name.rfind("aten::", 0) != 0) continue;
+      const auto op = dispatcher.findSchema(name);
+      if (!op) continue;
+      const auto tags = op->getTags();
+      const bool is_random = std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
+      if (!is_random && !generator_argument(*op)) continue;
+      const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+      aten.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&draw>());
+    }
+    return true;
+  }();
+  (void)installed;
+}
+
+}  // namespace
+
+RandomScope::Streams* RandomScope::current() {
+  if (innermost == nullptr) return nullptr;
+  if (!innermost->streams_) innermost->streams_.reset(new Streams{innermost->seed_, {}});
+  return innermost->streams_.get();
+}
+
+RandomScope::RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microbatch, std::uint64_t step)
+    : seed_(mix(mix(mix(seed, step), static_cast<std::uint64_t>(stage.value)),
+                static_cast<std::uint64_t>(microbatch.value))),
+      outer_(innermost),
+      was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+  install_once();
+  c10::impl::tls_set_dispatch_key_included(kMode, true);
+  innermost = this;
+}
+
+RandomScope::~RandomScope() {
+  innermost = outer_;
+  c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,19 @@
+#include "stagecraft/transport/transport.h"
+
+namespace stagecraft {
+
+std::string to_text(const Tag& tag) {
+  const std::string path = "from stage " + std::to_string(tag.from.value) + " to stage " + std::to_string(tag.to.value);
+  const std::string microbatch = "microbatch " + std::to_string(tag.microbatch.value);
+  switch (tag.channel) {
+    case Channel::kForward:
+      return "the activation of " + microbatch + " " + path;
+    case Channel::kBackward:
+      return "the gradient of " + microbatch + " " + path;
+    case Channel::kControl:
+      break;
+  }
+  return "control message " + std::to_string(tag.microbatch.value);
+}
+
+}  // namespace stagecraft
