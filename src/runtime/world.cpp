@@ -4,7 +4,12 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <thread>
@@ -49,6 +54,21 @@ at::Tensor World::broadcast(const at::Tensor& tensor, RankId from) {
 
 namespace {
 
+/// A stage frees all of a microbatch's memory at once. Left to itself, glibc gives it back to the system there and then,
+/// and the next microbatch pays for every page again. A user's own MALLOC_ settings stay.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  static const bool once = [] {
+    constexpr int kLargestHeapBlock = 32 << 20;  // glibc's limit
+    constexpr int kKept = 1 << 30;
+    if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) mallopt(M_MMAP_THRESHOLD, kLargestHeapBlock);
+    if (std::getenv("MALLOC_TRIM_THRESHOLD_") == nullptr) mallopt(M_TRIM_THRESHOLD, kKept);
+    return true;
+  }();
+  (void)once;
+#endif
+}
+
 /// A rank's thread: its device, its share of the cores, and a backward that stays on this thread.
 class RankThread {
  public:
@@ -85,6 +105,7 @@ bool is_aborted(const std::exception_ptr& failure) {
 }  // namespace
 
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program) {
+  keep_freed_memory();
   LocalFabric fabric(options.ranks);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(options.ranks));
   std::vector<std::thread> threads;

@@ -1,0 +1,132 @@
+// One training step through a pipeline beside the bare loop that a user would write without one: forward, loss, backward,
+// microbatch after microbatch, on the same modules. Both run in one process, in turns; the best of the turns counts.
+// Prints one line of JSON.
+//
+//   step_bench SCHEDULE WIDTH ROWS_PER_MICROBATCH MICROBATCHES STAGES [RANKS] [DEVICE]
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "stagecraft/stagecraft.h"
+
+namespace sc = stagecraft;
+
+namespace {
+
+struct Setting {
+  std::string schedule;
+  std::int64_t width;
+  std::int64_t rows;
+  int microbatches;
+  int stages;
+  int ranks;
+  torch::Device device;
+};
+
+torch::nn::Sequential make_module(const Setting& setting) {
+  torch::nn::Sequential module(torch::nn::Linear(setting.width, setting.width), torch::nn::ReLU(),
+                               torch::nn::Linear(setting.width, setting.width));
+  module->to(setting.device);
+  return module;
+}
+
+torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target) {
+  return torch::mse_loss(output, target);
+}
+
+void synchronise(const torch::Device& device) {
+  if (device.is_cuda()) torch::cuda::synchronize();
+}
+
+/// A name, or a CSV file.
+sc::Schedule plan_of(const Setting& setting) {
+  if (setting.schedule.ends_with(".csv")) {
+    std::ifstream file(setting.schedule);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    return sc::Schedule::from_rows(sc::parse_csv(text), setting.schedule);
+  }
+  return sc::make_schedule(setting.schedule, {.ranks = setting.ranks,
+                                              .stages_per_rank = setting.stages / setting.ranks,
+                                              .microbatches = setting.microbatches});
+}
+
+template <typename Step>
+double seconds_per_step(const Setting& setting, int steps, const Step& step) {
+  synchronise(setting.device);
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < steps; ++i) step();
+  synchronise(setting.device);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / steps;
+}
+
+void run(const Setting& setting, sc::World& world) {
+  torch::manual_seed(1);
+  std::vector<torch::nn::Sequential> modules;
+  for (int s = 0; s < setting.stages; ++s) modules.push_back(make_module(setting));
+  const auto options = torch::TensorOptions().device(setting.device);
+  const auto input = torch::randn({setting.rows * setting.microbatches, setting.width}, options);
+  const auto target = torch::randn_like(input);
+
+  const auto bare_step = [&] {
+    for (auto& module : modules) module->zero_grad();
+    const auto inputs = input.chunk(setting.microbatches);
+    const auto targets = target.chunk(setting.microbatches);
+    for (std::size_t m = 0; m < inputs.size(); ++m) {
+      torch::Tensor x = inputs[m];
+      for (auto& module : modules) x = module->forward(x);
+      (loss_of(x, targets[m]) / setting.microbatches).backward();
+    }
+  };
+
+  std::vector<sc::Stage> stages;
+  const auto plan = plan_of(setting);
+  for (const auto stage : plan.placement.stages_of(world.rank())) {
+    stages.push_back(sc::make_stage(stage.value, modules[stage.index()]));
+  }
+  sc::Pipeline pipeline(world, std::move(stages),
+                        {.plan = plan,
+                         .microbatches = setting.microbatches,
+                         .loss = [](const sc::Value& output, const sc::Value& expected, const sc::ValueDict&) {
+                           return loss_of(output.tensor(), expected.tensor());
+                         }});
+  const auto our_step = [&] {
+    for (auto& module : modules) module->zero_grad();
+    pipeline.step({input}, {.target = target});
+  };
+
+  double bare = 1e9;
+  double ours = 1e9;
+  const double guess = seconds_per_step(setting, 3, our_step);
+  const int steps = std::clamp(static_cast<int>(0.05 / guess), 1, 50);
+  for (int turn = 0; turn < 100; ++turn) {
+    if (setting.ranks == 1) bare = std::min(bare, seconds_per_step(setting, steps, bare_step));
+    ours = std::min(ours, seconds_per_step(setting, steps, our_step));
+  }
+  if (!world.is_last()) return;
+  std::cout << "{\"ours\": " << ours << ", \"bare\": " << bare << ", \"over_bare\": " << ours / bare << "}\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 6) {
+    std::cerr << "usage: step_bench SCHEDULE WIDTH ROWS_PER_MICROBATCH MICROBATCHES STAGES [RANKS] [DEVICE]\n";
+    return 2;
+  }
+  const Setting setting{.schedule = argv[1],
+                        .width = std::atoll(argv[2]),
+                        .rows = std::atoll(argv[3]),
+                        .microbatches = std::atoi(argv[4]),
+                        .stages = std::atoi(argv[5]),
+                        .ranks = argc > 6 ? std::atoi(argv[6]) : 1,
+                        .device = torch::Device(argc > 7 ? argv[7] : "cpu")};
+  return sc::launch(argc, argv,
+                    {.ranks = setting.ranks, .device = [&](sc::RankId) { return setting.device; }},
+                    [&](sc::World& world) { run(setting, world); });
+}
