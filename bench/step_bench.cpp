@@ -1,6 +1,6 @@
-// One training step through a pipeline beside the bare loop that a user would write without one: forward, loss, backward,
-// microbatch after microbatch, on the same modules. Both run in one process, in turns; the best of the turns counts.
-// Prints one line of JSON.
+// One training step through a pipeline beside the bare loop that a user would write without one: forward, loss,
+// backward, microbatch after microbatch, on the same modules. Both run in one process, in turns; the best of the turns
+// counts. Prints one line of JSON.
 //
 //   step_bench SCHEDULE WIDTH ROWS_PER_MICROBATCH MICROBATCHES STAGES [RANKS] [DEVICE]
 
@@ -126,7 +126,6 @@ int main(int argc, char** argv) {
                         .stages = std::atoi(argv[5]),
                         .ranks = argc > 6 ? std::atoi(argv[6]) : 1,
                         .device = torch::Device(argc > 7 ? argv[7] : "cpu")};
-  return sc::launch(argc, argv,
-                    {.ranks = setting.ranks, .device = [&](sc::RankId) { return setting.device; }},
+  return sc::launch(argc, argv, {.ranks = setting.ranks, .device = [&](sc::RankId) { return setting.device; }},
                     [&](sc::World& world) { run(setting, world); });
 }

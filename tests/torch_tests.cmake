@@ -16,3 +16,4 @@ endfunction()
 
 stagecraft_torch_test(autograd_test 120 unit/autograd/backward_test.cpp)
 stagecraft_torch_test(equivalence_test 600 equivalence/equivalence_test.cpp)
+stagecraft_torch_test(runtime_test 120 unit/runtime/pipeline_test.cpp)

@@ -281,10 +281,17 @@ void Executor::forward(const Instruction& instruction) {
   for (const auto& [name, value] : inputs_->keywords[instruction.microbatch.index()]) {
     keywords.emplace_back(name, with_leaves_for_given(value, in, leaves));
   }
+  const StageOptions& options = stages_[instruction.stage].options();
+  if (!options.inputs.empty()) {
+    check_tensors(arguments, options.inputs, place.stage, instruction.microbatch, "input");
+  }
   Value output;
   {
     const RandomScope random(options_.seed, place.stage, instruction.microbatch, inputs_->number);
     output = stages_[instruction.stage].forward({place.stage, instruction.microbatch, arguments, keywords});
+  }
+  if (!options.outputs.empty()) {
+    check_tensors(as_arguments(output), options.outputs, place.stage, instruction.microbatch, "output");
   }
   std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output);
   add_losses(instruction.stage, instruction.microbatch, output, roots);

@@ -54,8 +54,8 @@ at::Tensor World::broadcast(const at::Tensor& tensor, RankId from) {
 
 namespace {
 
-/// A stage frees all of a microbatch's memory at once. Left to itself, glibc gives it back to the system there and then,
-/// and the next microbatch pays for every page again. A user's own MALLOC_ settings stay.
+/// A stage frees all of a microbatch's memory at once. Left to itself, glibc gives it back to the system there and
+/// then, and the next microbatch pays for every page again. A user's own MALLOC_ settings stay.
 void keep_freed_memory() {
 #ifdef __GLIBC__
   static const bool once = [] {

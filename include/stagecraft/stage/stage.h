@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stagecraft/core/ids.h"
+#include "stagecraft/stage/tensor_spec.h"
 #include "stagecraft/stage/value.h"
 
 /// A piece of a model: what a rank computes for one stage.
@@ -42,11 +43,15 @@ struct StageOptions {
   bool full_backward = false;
   /// Give the stage private copies of its inputs, so that it may work on them in place.
   bool copy_inputs = false;
+  /// What the tensors among the positional inputs, and among the outputs, must look like, in order; checked for every
+  /// microbatch. Empty: anything goes.
+  std::vector<TensorSpec> inputs = {};
+  std::vector<TensorSpec> outputs = {};
   /// Added to the loss, each stage its own: a scalar made from the outputs.
-  std::function<at::Tensor(const Value& output)> auxiliary_loss;
+  std::function<at::Tensor(const Value& output)> auxiliary_loss = {};
   /// For layers that compute weight gradients themselves: called right after the autograd backward of a microbatch, it
   /// returns the work that the weight part (or the full backward, at once) runs.
-  std::function<std::function<void()>()> deferred_weights;
+  std::function<std::function<void()>()> deferred_weights = {};
 };
 
 /// Any callable with parameters. Moves; the tensors inside are shared with whoever made them.

@@ -1,0 +1,584 @@
+#include "stagecraft/runtime/pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <mutex>
+
+#include "stagecraft/stagecraft.h"
+
+namespace stagecraft {
+namespace {
+
+using at::Tensor;
+using testing::HasSubstr;
+
+Tensor mean_square(const Value& output, const Value& target, const ValueDict&) {
+  return (as_arguments(output)[0].tensor() - target.tensor()).pow(2).mean();
+}
+
+torch::nn::Sequential layer(std::int64_t width = 4) {
+  return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Tanh());
+}
+
+/// A stage per rank, in the order of the ranks.
+Stage stage_for(const World& world, StageOptions options = {}) {
+  return make_stage(world.rank().value, layer(), std::move(options));
+}
+
+LaunchOptions quick(int ranks) { return {.ranks = ranks, .timeout = std::chrono::seconds(20)}; }
+
+/// What each rank said.
+class Sayings {
+ public:
+  void add(RankId rank, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    said_[rank.value] = text;
+  }
+  const std::string& of(int rank) { return said_[rank]; }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::string> said_;
+};
+
+template <typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+// --- what a user can ask for ---
+
+TEST(Pipeline, LossesAreByMicrobatchWhateverTheOrderOfExecution) {
+  run_ranks(quick(1), [](World& world) {
+    // The last stage's forwards out of order.
+    Pipeline pipeline(world, {make_stage(0, layer())},
+                      {.plan = Schedule::from_rows(parse_csv("0F2,0F0,0F1,0B1,0B2,0B0\n")), .loss = mean_square});
+    const Tensor x = at::randn({3, 4}), y = at::randn({3, 4});
+    const StepResult result = pipeline.step({x}, {.target = y, .return_outputs = true});
+    ASSERT_EQ(result.losses.size(), 3U);
+    for (int m = 0; m < 3; ++m) {
+      const Tensor expected = (result.output.tensor()[m] - y[m]).pow(2).mean();
+      EXPECT_TRUE(at::allclose(result.losses[static_cast<std::size_t>(m)], expected));
+    }
+    EXPECT_NEAR(result.loss(), (result.output.tensor() - y).pow(2).mean().item<double>(), 1e-6);
+  });
+}
+
+TEST(Pipeline, OutputsAreReturnedOnlyWhereAskedFor) {
+  run_ranks(quick(2), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, {.microbatches = 2, .loss = mean_square});
+    const Tensor x = at::ones({4, 4});
+    EXPECT_TRUE(pipeline.step({x}, {.target = x}).output.is_none());
+    const StepResult result = pipeline.step({x}, {.target = x, .return_outputs = true});
+    EXPECT_EQ(result.output.is_none(), !world.is_last());
+    EXPECT_EQ(result.has_loss(), world.is_last());
+    if (!world.is_last()) {
+      EXPECT_THAT(message_of([&] { (void)result.loss(); }), HasSubstr("broadcast_loss"));
+    }
+  });
+}
+
+TEST(Pipeline, TheLossCanBeSharedWithAllRanks) {
+  std::mutex mutex;
+  std::vector<double> losses;
+  run_ranks(quick(3), [&](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, {.microbatches = 3, .loss = mean_square, .broadcast_loss = true});
+    const Tensor x = at::ones({7, 4});
+    const StepResult result = pipeline.step({x}, {.target = x});
+    const std::lock_guard lock(mutex);
+    losses.push_back(result.loss());
+  });
+  ASSERT_EQ(losses.size(), 3U);
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_EQ(losses[0], losses[2]);
+}
+
+TEST(Pipeline, SumAndMeanScaleAsTheLossOfTheWholeBatch) {
+  const Tensor x = at::randn({7, 4}), y = at::randn({7, 4});  // ragged: 3, 2, 2
+  for (const LossScale scale : {LossScale::kMean, LossScale::kSum}) {
+    const auto loss = [&](const Tensor& output) {
+      const Tensor square = (output - y.narrow(0, 0, output.size(0))).pow(2);
+      return scale == LossScale::kMean ? square.mean() : square.sum();
+    };
+    std::vector<torch::nn::Sequential> modules{layer(), layer()};
+    std::vector<Tensor> once(2);
+    run_ranks(quick(2), [&](World& world) {
+      auto& module = modules[world.rank().index()];
+      const Tensor weight = module->parameters()[0];
+      Pipeline pipeline(world, {make_stage(world.rank().value, module)},
+                        {.microbatches = 3,
+                         .loss =
+                             [&](const Value& output, const Value& target, const ValueDict&) {
+                               const Tensor square = (output.tensor() - target.tensor()).pow(2);
+                               return scale == LossScale::kMean ? square.mean() : square.sum();
+                             },
+                         .loss_scale = scale});
+      pipeline.step({x}, {.target = y});
+      once[world.rank().index()] = weight.grad().clone();
+      pipeline.step({x}, {.target = y});  // accumulated: the first step's gradient is not scaled again
+      EXPECT_TRUE(at::allclose(weight.grad(), 2 * once[world.rank().index()]));
+      pipeline.eval({x}, {.target = y});
+      EXPECT_TRUE(at::allclose(weight.grad(), 2 * once[world.rank().index()]));
+      module->zero_grad();
+    });
+    loss(modules[1]->forward(modules[0]->forward(x))).backward();
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(at::allclose(modules[i]->parameters()[0].grad(), once[i], 1e-5, 1e-6));
+    }
+  }
+}
+
+TEST(Pipeline, KeywordsReachAnyStageAndTheirGradientsComeBack) {
+  run_ranks(quick(2), [](World& world) {
+    const auto forward = [](const StageCall& call) -> Value {
+      return call.tensor(0) * call.keyword("scale").tensor() * call.keyword("factor").real();
+    };
+    Pipeline pipeline(world, {Stage(world.rank().value, forward, {})},
+                      {.schedule = "ZB-H1",
+                       .microbatches = 2,
+                       .loss = mean_square,
+                       .keyword_splits = {{"scale", Split::replicate()}}});
+    const Tensor x = at::randn({4, 4}).requires_grad_(true);
+    Tensor scale = at::full({1}, world.is_first() ? 2.0 : 3.0).requires_grad_(true);
+    const Tensor y = at::zeros({4, 4});
+    pipeline.step({x}, {.target = y, .keywords = {{"scale", scale}, {"factor", 0.5}}});
+    EXPECT_TRUE(scale.grad().defined()) << "a replicated keyword lost its gradient";
+    EXPECT_EQ(x.grad().defined(), world.is_first());
+    if (!world.is_first()) return;
+    const Tensor u = x.detach().requires_grad_(true), a = scale.detach().requires_grad_(true);
+    (u * a * 0.5 * 3.0 * 0.5).pow(2).mean().backward();
+    EXPECT_TRUE(at::allclose(x.grad(), u.grad()));
+    EXPECT_TRUE(at::allclose(scale.grad(), a.grad()));
+  });
+}
+
+TEST(Pipeline, TargetsMayBeTreesAndLossesTakeKeywords) {
+  run_ranks(quick(1), [](World& world) {
+    const auto loss = [](const Value& output, const Value& target, const ValueDict& keywords) {
+      EXPECT_EQ(keywords.at(0).second.real(), 0.25);
+      return ((output.tensor() - target.at("value").tensor()) * target.at("mask").tensor()).pow(2).mean() * 0.25;
+    };
+    Pipeline pipeline(world, {make_stage(0, layer())}, {.schedule = "GPipe", .microbatches = 2, .loss = loss});
+    const Tensor x = at::randn({4, 4});
+    const Value target(ValueDict{{"value", at::zeros({4, 4})}, {"mask", at::ones({4, 1})}, {"weight", 2}});
+    EXPECT_TRUE(pipeline.step({x}, {.target = target, .loss_keywords = {{"smoothing", 0.25}}}).has_loss());
+  });
+}
+
+TEST(Pipeline, MicrobatchesMayComeAlreadyCut) {
+  run_ranks(quick(2), [](World& world) {
+    Stage stage = stage_for(world);
+    const Tensor weight = stage.parameters()[0].second;
+    Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 2, .loss = mean_square});
+    const Tensor x = at::arange(20).view({5, 4}) / 7.0, y = at::ones({5, 4});
+    pipeline.step({x}, {.target = y});
+    const Tensor expected = weight.grad().clone();
+    weight.mutable_grad().reset();
+    pipeline.step_microbatches({{x.narrow(0, 0, 3)}, {x.narrow(0, 3, 2)}}, {y.narrow(0, 0, 3), y.narrow(0, 3, 2)});
+    EXPECT_TRUE(at::equal(weight.grad(), expected));
+    EXPECT_THAT(message_of([&] { pipeline.step_microbatches({{x}}, {y}); }), HasSubstr("give one per microbatch"));
+  });
+}
+
+TEST(Pipeline, EvalBuildsNoGraphAndWorksWhereNeighboursShareARank) {
+  for (const char* schedule : {"ZBVZeroBubble", "DualPipeV", "1F1B-V", "LoopedBFS"}) {
+    for (const int ranks : {1, 2}) {
+      run_ranks(quick(ranks), [&](World& world) {
+        const Schedule plan = make_schedule(schedule, {.ranks = ranks, .stages_per_rank = 2, .microbatches = 4});
+        std::vector<Stage> stages;
+        for (const StageId s : plan.placement.stages_of(world.rank())) {
+          stages.push_back(Stage(s.value,
+                                 [](const StageCall& call) -> Value {
+                                   EXPECT_FALSE(at::GradMode::is_enabled());
+                                   return call.tensor(0) + 1;
+                                 },
+                                 {{"w", at::ones({1}).requires_grad_(true)}}));
+        }
+        Pipeline pipeline(world, std::move(stages), {.schedule = schedule, .microbatches = 4});
+        const StepResult result = pipeline.eval({at::zeros({8, 2})});
+        EXPECT_EQ(result.output.is_none(), !pipeline.has_last_stage());
+        if (pipeline.has_last_stage()) {
+          EXPECT_TRUE(at::equal(result.output.tensor(), at::full({8, 2}, 2.0 * ranks)));
+        }
+      });
+    }
+  }
+}
+
+TEST(Pipeline, ModulesKnowStageAndMicrobatchAndKeepTheirMode) {
+  run_ranks(quick(1), [](World& world) {
+    auto module = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Dropout(0.5));
+    module[1]->eval();  // the user froze this one
+    std::vector<int> seen;
+    Stage stage = make_stage(0, module.ptr(), [&, module](const StageCall& call) mutable -> Value {
+      EXPECT_EQ(whereabouts().stage, StageId(0));
+      EXPECT_EQ(whereabouts().microbatch, call.microbatch);
+      seen.push_back(whereabouts().microbatch.value);
+      return module->forward(call.tensor(0));
+    });
+    Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({2, 4});
+    pipeline.eval({x});
+    EXPECT_TRUE(module->is_training());
+    EXPECT_FALSE(module[1]->is_training());
+    pipeline.step({x}, {.target = x});
+    EXPECT_EQ(seen, (std::vector<int>{0, 1, 0, 1}));
+    EXPECT_EQ(whereabouts().stage, StageId(-1));
+  });
+}
+
+TEST(Pipeline, AuxiliaryLossesAddToTheGradients) {
+  const Tensor x = at::randn({4, 4}), y = at::randn({4, 4});
+  std::vector<torch::nn::Sequential> modules{layer(), layer()};
+  std::vector<Tensor> got;
+  run_ranks(quick(2), [&](World& world) {
+    StageOptions options;
+    options.auxiliary_loss = [](const Value& output) { return output.tensor().pow(2).mean(); };
+    Pipeline pipeline(world, {make_stage(world.rank().value, modules[world.rank().index()], options)},
+                      {.schedule = "ZB-H1", .microbatches = 2, .loss = mean_square});
+    pipeline.step({x}, {.target = y});
+  });
+  for (auto& module : modules) {
+    got.push_back(module->parameters()[0].grad().clone());
+    module->zero_grad();
+  }
+  const Tensor h = modules[0]->forward(x), z = modules[1]->forward(h);
+  ((z - y).pow(2).mean() + h.pow(2).mean() + z.pow(2).mean()).backward();
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(at::allclose(modules[i]->parameters()[0].grad(), got[i], 1e-5, 1e-6));
+  }
+}
+
+TEST(Pipeline, WeightGradientsOfYourOwnRunInTheWeightPart) {
+  for (const char* csv : {"0F0,0F1,0I0,0I1,0W0,0W1\n", "0F0,0B0,0F1,0B1\n"}) {
+    run_ranks(quick(1), [&](World& world) {
+      std::vector<std::string> log;
+      StageOptions options;
+      int built = 0;
+      options.deferred_weights = [&] {
+        log.push_back("build");
+        return [&log, number = built++] { log.push_back("run " + std::to_string(number)); };
+      };
+      Pipeline pipeline(world, {make_stage(0, layer(), options)},
+                        {.plan = Schedule::from_rows(parse_csv(csv)), .loss = mean_square});
+      const Tensor x = at::randn({2, 4});
+      pipeline.step({x}, {.target = x});
+      const bool split = std::string(csv).find('I') != std::string::npos;
+      EXPECT_EQ(log, split ? (std::vector<std::string>{"build", "build", "run 0", "run 1"})
+                           : (std::vector<std::string>{"build", "run 0", "build", "run 1"}));
+    });
+  }
+}
+
+TEST(Pipeline, FullBackwardFallbackGivesTheSameGradients) {
+  run_ranks(quick(1), [](World& world) {
+    std::vector<Tensor> gradients;
+    for (const bool fallback : {false, true}) {
+      torch::manual_seed(2);
+      auto module = layer();
+      StageOptions options;
+      options.full_backward = fallback;
+      Pipeline pipeline(world, {make_stage(0, module, options)},
+                        {.schedule = "ZB-H1", .microbatches = 3, .loss = mean_square});
+      const Tensor x = at::randn({6, 4});
+      pipeline.step({x}, {.target = x});
+      gradients.push_back(module->parameters()[0].grad());
+    }
+    EXPECT_TRUE(at::equal(gradients[0], gradients[1]));
+  });
+}
+
+TEST(Pipeline, EdgesWithoutGradientAndOneOutputForSeveralStages) {
+  run_ranks(quick(3), [](World& world) {
+    const auto forward = [&](const StageCall& call) -> Value {
+      if (call.stage == StageId(0)) return ValueList{call.tensor(0) * 2, call.tensor(0) * 3};
+      Tensor sum = call.tensor(0);
+      for (std::size_t i = 1; i < call.arguments.size(); ++i) sum = sum * call.tensor(i);
+      return sum;
+    };
+    const std::vector<Edge> edges = {{.from = 0, .output = 0, .to = 1, .argument = 0},
+                                     {.from = 0, .output = 1, .to = 1, .argument = 1, .gradient = false},
+                                     {.from = 1, .output = 0, .to = 2, .argument = 0},
+                                     {.from = 0, .output = 1, .to = 2, .argument = 1}};
+    Pipeline pipeline(world, {Stage(world.rank().value, forward, {})},
+                      {.schedule = "ZB-H1", .microbatches = 2, .loss = mean_square, .edges = edges});
+    const Tensor x = at::randn({4, 2}, at::kDouble).requires_grad_(true);
+    pipeline.step({x}, {.target = at::zeros({4, 2}, at::kDouble)});
+    if (!world.is_first()) return;
+    const Tensor u = x.detach().requires_grad_(true);
+    ((u * 2) * (u * 3).detach() * (u * 3)).pow(2).mean().backward();
+    EXPECT_TRUE(at::allclose(x.grad(), u.grad()));
+  });
+}
+
+TEST(Pipeline, HandlersReplaceOrWrapActions) {
+  run_ranks(quick(2), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, {.microbatches = 2, .loss = mean_square});
+    std::vector<std::string> seen;
+    for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward, ActionKind::kUnshard,
+                                  ActionKind::kReshard, ActionKind::kReduceGrad}) {
+      pipeline.on(kind, [&](const ActionContext& context) {
+        EXPECT_EQ(context.stage().index(), StageId(world.rank().value));
+        seen.push_back(to_text(context.action()));
+        context.run();
+      });
+    }
+    const Tensor x = at::randn({2, 4});
+    pipeline.step({x}, {.target = x});
+    const std::string s = std::to_string(world.rank().value);
+    EXPECT_EQ(seen.front(), s + "UNSHARD");
+    EXPECT_EQ(seen.back(), s + "RESHARD");
+    EXPECT_NE(std::find(seen.begin(), seen.end(), s + "REDUCE_GRAD"), seen.end());
+    EXPECT_NE(std::find(seen.begin(), seen.end(), s + "B1"), seen.end());
+  });
+}
+
+TEST(Pipeline, TimelineTellsWhatHappened) {
+  run_ranks(quick(2), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, {.microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({2, 4});
+    pipeline.step({x}, {.target = x});
+    EXPECT_TRUE(pipeline.timeline().empty());
+    pipeline.record_timeline(true);
+    pipeline.step({x}, {.target = x});
+    const Row& row = pipeline.schedule().rows[world.rank().index()];
+    ASSERT_EQ(pipeline.timeline().size(), row.size());
+    double before = 0;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const Span& span = pipeline.timeline()[i];
+      EXPECT_EQ(span.action, row[i]);
+      EXPECT_LE(before, span.start);
+      EXPECT_LE(span.start + span.waited, span.end + 1e-9);
+      EXPECT_EQ(span.bytes, is_send(row[i].kind()) ? 16 : 0);
+      before = span.end;
+    }
+  });
+}
+
+TEST(Pipeline, NothingOfAFinishedStepStaysAlive) {
+  run_ranks(quick(1), [](World& world) {
+    std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> made;
+    const auto forward = [&](const StageCall& call) -> Value {
+      const Tensor y = call.tensor(0) * 2;
+      made.emplace_back(y.getIntrusivePtr());
+      return y;
+    };
+    Pipeline pipeline(world, {Stage(0, forward, {})},
+                      {.schedule = "ZB-H1",
+                       .microbatches = 3,
+                       .loss = [](const Value& out, const Value&, const ValueDict&) { return out.tensor().sum(); }});
+    c10::weak_intrusive_ptr<at::TensorImpl> input(at::empty({0}).getIntrusivePtr());
+    {
+      const Tensor x = at::randn({3, 4}).requires_grad_(true);
+      input = c10::weak_intrusive_ptr<at::TensorImpl>(x.getIntrusivePtr());
+      pipeline.step({x}, {.target = x});
+    }
+    EXPECT_TRUE(input.expired());
+    for (const auto& tensor : made) EXPECT_TRUE(tensor.expired());
+  });
+}
+
+// --- what can go wrong ---
+
+TEST(PipelineErrors, SetUp) {
+  const auto refused = [](int ranks, auto make) {
+    std::string first;
+    std::mutex mutex;
+    run_ranks(quick(ranks), [&](World& world) {
+      const std::string said = message_of([&] { make(world); });
+      const std::lock_guard lock(mutex);
+      EXPECT_NE(said, "nothing was thrown") << "on rank " << world.rank().value;
+      if (first.empty() || said.size() < first.size()) first = said;
+    });
+    return first;
+  };
+  const auto one = [](World& world, int index, PipelineOptions options = {}) {
+    Pipeline(world, {make_stage(index, layer())}, std::move(options));
+  };
+  EXPECT_THAT(refused(2, [&](World& world) { one(world, 0); }), HasSubstr("wants stages 1 there"));
+  EXPECT_THAT(refused(2, [&](World& world) { one(world, world.rank().value + 1); }), HasSubstr("stage"));
+  EXPECT_THAT(refused(1, [&](World& world) { one(world, 5); }), HasSubstr("stages 0 to 0"));
+  EXPECT_THAT(refused(1, [&](World& world) { one(world, -1); }), HasSubstr("numbered from 0, got stage -1"));
+  EXPECT_THAT(refused(2,
+                      [&](World& world) {
+                        if (world.is_first()) return one(world, 0);
+                        Pipeline(world, {}, {});
+                      }),
+              HasSubstr("at least as many stages"));
+  EXPECT_THAT(refused(1, [&](World& world) { one(world, 0, {.schedule = "NoSuch"}); }),
+              HasSubstr("the known ones are"));
+  EXPECT_THAT(refused(1, [&](World& world) { one(world, 0, {.schedule = "no.csv"}); }), HasSubstr("cannot be read"));
+  EXPECT_THAT(refused(1, [&](World& world) { one(world, 0, {.microbatches = -2}); }), HasSubstr("got -2"));
+  EXPECT_THAT(
+      refused(1, [&](World& world) { one(world, 0, {.plan = Schedule::from_rows(parse_csv("0F0,0W0,0I0\n"))}); }),
+      HasSubstr("its I does not stand before it"));
+  EXPECT_THAT(
+      refused(1, [&](World& world) { one(world, 0, {.edges = {{.from = 0, .output = 0, .to = 0, .argument = 0}}}); }),
+      HasSubstr("to a later one"));
+}
+
+/// Runs a step that fails, tells what each rank said, and sees that the next step works.
+struct Failing {
+  int ranks = 3;
+  std::string schedule = "ZB-H1";
+  std::function<void(const StageCall&, bool fail)> in_forward = [](const StageCall&, bool) {};
+  std::function<void(Pipeline&, World&, bool fail)> prepare = [](Pipeline&, World&, bool) {};
+  std::function<Tensor(bool fail)> input = [](bool) { return at::randn({6, 4}); };
+  std::function<Value(bool fail)> target = [](bool) { return Value(at::randn({6, 4})); };
+  StageOptions options = {};
+
+  void expect_on_every_rank(const std::string& text) const {
+    Sayings sayings;
+    std::mutex mutex;
+    run_ranks(quick(ranks), [&](World& world) {
+      bool fail = false;
+      auto module = layer();
+      Stage stage = make_stage(
+          world.rank().value, module.ptr(),
+          [&, module](const StageCall& call) mutable -> Value {
+            in_forward(call, fail);
+            return module->forward(call.tensor(0));
+          },
+          options);
+      Pipeline pipeline(world, {std::move(stage)}, {.schedule = schedule, .microbatches = 3, .loss = mean_square});
+      pipeline.step({input(false)}, {.target = target(false)});
+      fail = true;
+      prepare(pipeline, world, true);
+      sayings.add(world.rank(), message_of([&] { pipeline.step({input(true)}, {.target = target(true)}); }));
+      fail = false;
+      prepare(pipeline, world, false);
+      module->zero_grad();
+      const StepResult result = pipeline.step({input(false)}, {.target = target(false)});
+      EXPECT_EQ(result.has_loss(), world.is_last());
+      EXPECT_TRUE(module->parameters()[0].grad().defined());
+    });
+    for (int r = 0; r < ranks; ++r) EXPECT_THAT(sayings.of(r), HasSubstr(text)) << "on rank " << r;
+  }
+};
+
+TEST(PipelineErrors, AThrowingModuleOnAnyStage) {
+  for (int stage = 0; stage < 3; ++stage) {
+    for (int microbatch = 0; microbatch < 3; ++microbatch) {
+      Failing failing;
+      failing.in_forward = [=](const StageCall& call, bool fail) {
+        if (fail && call.stage == StageId(stage) && call.microbatch == MicrobatchId(microbatch)) {
+          throw std::runtime_error("the module is broken");
+        }
+      };
+      const std::string action = std::to_string(stage) + "F" + std::to_string(microbatch);
+      failing.expect_on_every_rank("action " + action + " (stage " + std::to_string(stage) + ", microbatch " +
+                                   std::to_string(microbatch) + "): the module is broken");
+    }
+  }
+}
+
+TEST(PipelineErrors, AnyActionThatThrows) {
+  for (const ActionKind kind :
+       {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight, ActionKind::kSendForward,
+        ActionKind::kRecvForward, ActionKind::kSendBackward, ActionKind::kRecvBackward, ActionKind::kUnshard,
+        ActionKind::kReshard, ActionKind::kReduceGrad}) {
+    Failing failing;
+    failing.prepare = [=](Pipeline& pipeline, World& world, bool fail) {
+      if (world.rank() != RankId(1)) return;
+      pipeline.on(kind, fail ? [](const ActionContext&) { throw std::runtime_error("no more"); }
+                             : std::function<void(const ActionContext&)>());
+    };
+    failing.expect_on_every_rank("no more");
+  }
+}
+
+TEST(PipelineErrors, WrongShapesTypesRowsAndTargets) {
+  Failing shape;
+  shape.input = [](bool fail) { return at::randn({6, fail ? 5 : 4}); };
+  shape.expect_on_every_rank("stage 0, microbatch 0");
+
+  Failing declared;
+  declared.options.inputs = {{{TensorSpec::kAny, 4}, at::kFloat}};
+  declared.input = [](bool fail) { return at::randn({6, 4}, fail ? at::kDouble : at::kFloat); };
+  declared.expect_on_every_rank("input 0: expected Float [any, 4], got Double [2, 4]");
+
+  Failing rows;
+  rows.input = [](bool fail) { return at::randn({fail ? 2 : 6, 4}); };
+  rows.expect_on_every_rank("argument 0: shape [2, 4] has 2 rows along dimension 0, fewer than the 3 microbatches");
+
+  Failing target;
+  target.target = [](bool fail) { return fail ? Value() : Value(at::randn({6, 4})); };
+  target.expect_on_every_rank("got no target");
+
+  Failing loss;
+  loss.target = [](bool fail) { return Value(at::randn({6, fail ? 3 : 4})); };
+  loss.expect_on_every_rank("stage 2");
+}
+
+TEST(PipelineErrors, InPlaceOnAnInputIsRefusedUnlessCopied) {
+  for (const bool copies : {false, true}) {
+    run_ranks(quick(2), [&](World& world) {
+      StageOptions options;
+      options.copy_inputs = copies;
+      auto linear = torch::nn::Linear(4, 4);
+      Stage stage = make_stage(
+          world.rank().value, linear.ptr(),
+          [&, linear](const StageCall& call) mutable -> Value {
+            Tensor x = call.tensor(0);
+            return world.is_first() ? linear(x) : x.mul_(2);
+          },
+          options);
+      Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 2, .loss = mean_square});
+      const Tensor x = at::randn({4, 4});
+      const std::string said = message_of([&] { pipeline.step({x}, {.target = x}); });
+      EXPECT_THAT(said, HasSubstr(copies ? "nothing was thrown" : "in-place")) << "on rank " << world.rank().value;
+    });
+  }
+}
+
+TEST(PipelineErrors, ALossThatIsNotOneNumber) {
+  run_ranks(quick(1), [](World& world) {
+    Pipeline pipeline(world, {make_stage(0, layer())},
+                      {.loss = [](const Value& output, const Value&, const ValueDict&) { return output.tensor(); }});
+    const Tensor x = at::randn({2, 4});
+    EXPECT_THAT(message_of([&] { pipeline.step({x}, {.target = x}); }),
+                HasSubstr("must be one number, got shape [2, 4]"));
+  });
+}
+
+TEST(PipelineErrors, AWaitThatTakesTooLongSaysWhatItWaitedFor) {
+  Sayings sayings;
+  run_ranks({.ranks = 2, .timeout = std::chrono::milliseconds(300)}, [&](World& world) {
+    auto module = layer();
+    Stage stage = make_stage(world.rank().value, module.ptr(), [&, module](const StageCall& call) mutable -> Value {
+      if (world.is_first() && call.microbatch == MicrobatchId(1)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(800));
+      }
+      return module->forward(call.tensor(0));
+    });
+    Pipeline pipeline(world, {std::move(stage)}, {.schedule = "GPipe", .microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({4, 4});
+    sayings.add(world.rank(), message_of([&] { pipeline.step({x}, {.target = x}); }));
+  });
+  EXPECT_THAT(sayings.of(1), HasSubstr("waited 300 ms for the activation of microbatch 1 from stage 0 to stage 1 from "
+                                       "rank 0"));
+  EXPECT_THAT(sayings.of(1), HasSubstr("1F1"));
+}
+
+TEST(PipelineErrors, ARankThatLeavesTakesTheOthersAlong) {
+  EXPECT_THAT(message_of([] {
+                run_ranks(quick(3), [](World& world) {
+                  Pipeline pipeline(world, {stage_for(world)}, {.microbatches = 3, .loss = mean_square});
+                  const Tensor x = at::randn({3, 4});
+                  pipeline.step({x}, {.target = x});
+                  if (world.rank() == RankId(1)) throw std::runtime_error("rank 1 gives up");
+                  pipeline.step({x}, {.target = x});
+                });
+              }),
+              HasSubstr("rank 1 gives up"));
+}
+
+}  // namespace
+}  // namespace stagecraft
