@@ -49,10 +49,11 @@ torch: .venv/.torch-$(TORCH_VERSION)
 
 build: packages  ## Build the library and the command (build/bin/stagecraft)
 	@cmake --preset release > build.log 2>&1 || { cat build.log; exit 1; }; rm -f build.log
-	@cmake --build --preset release -j $(JOBS) --target stagecraft schedule_bench
+	@cmake --build --preset release -j $(JOBS) --target stagecraft
 
-demo: build  ## Make, prove and draw schedules; pictures go to build/demo
-	@bash examples/demo.sh build/bin/stagecraft build/demo
+demo: setup build  ## Train a small GPT on this repository's text, 4 ranks as threads, and compare with one device
+	@cmake --build --preset release -j $(JOBS) --target gpt_demo
+	@build/bin/gpt_demo --out build/demo README.md CONTRIBUTING.md $$(git ls-files 'docs/*.md' 'src/*.cpp' 'include/*.h')
 
 test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property, parity, command line, install, sanitizers, fuzzers
 
@@ -67,9 +68,13 @@ test-fuzz: packages
 	@$(call install_packages,$(TEST_PACKAGES))
 	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz
 
-bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/schedule.json
+bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench
-	@.venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json
+	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench
+	@failed=0; \
+	  .venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json || failed=1; \
+	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --json build/bench/step.json || failed=1; \
+	  exit $$failed
 
 pictures: build  ## Redraw the pictures of the README with the program itself
 	@bash docs/images/draw.sh build/bin/stagecraft docs/images

@@ -12,3 +12,4 @@
 #include "stagecraft/sim/liveness.h"          // IWYU pragma: export
 #include "stagecraft/sim/step_simulator.h"    // IWYU pragma: export
 #include "stagecraft/view/render.h"           // IWYU pragma: export
+#include "stagecraft/view/timeline.h"         // IWYU pragma: export

@@ -71,15 +71,12 @@ void Executor::clear() {
   inputs_ = nullptr;
 }
 
-double Executor::since_begin() const { return now() - begin_; }
-
 StepOutputs Executor::run(const Program& program, const Schedule& schedule, const StepInputs& inputs) {
   inputs_ = &inputs;
   outputs_ = StepOutputs();
   outputs_.losses.resize(microbatches_);
   outputs_.outputs.resize(microbatches_);
   timeline.clear();
-  begin_ = record ? now() : 0;
   const at::AutoGradMode mode(inputs.training);
   const Row& row = schedule.rows[world_.rank().index()];
   for (const Instruction& instruction : program) {
@@ -101,7 +98,7 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const double start = record ? since_begin() : 0;
+  const double start = record ? now() : 0;
   waited_ = 0;
   bytes_ = 0;
   const auto& handler = handlers[static_cast<std::size_t>(instruction.kind)];
@@ -111,7 +108,7 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
   } else {
     perform(instruction);
   }
-  if (record) timeline.push_back({action, start, since_begin(), waited_, bytes_});
+  if (record) timeline.push_back({action, start, now(), waited_, bytes_});
 }
 
 void Executor::perform(const Instruction& instruction) {

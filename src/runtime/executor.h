@@ -97,7 +97,6 @@ class Executor {
   at::Tensor seed_for(const at::Tensor& loss, double weight);
   [[noreturn]] void fail(const Schedule& schedule, const Instruction& instruction, const Action& action,
                          const std::string& why) const;
-  double since_begin() const;
 
   World& world_;
   const std::vector<Stage>& stages_;
@@ -110,7 +109,6 @@ class Executor {
   StepOutputs outputs_;
   at::Tensor last_seed_;
   double last_weight_ = 0;
-  double begin_ = 0;
   double waited_ = 0;
   std::int64_t bytes_ = 0;
 };

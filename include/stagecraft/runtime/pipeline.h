@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "stagecraft/passes/pass.h"
-#include "stagecraft/runtime/timeline.h"
 #include "stagecraft/runtime/wiring.h"
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/schedule/schedule.h"
+#include "stagecraft/schedule/timeline.h"
 #include "stagecraft/stage/microbatches.h"
 #include "stagecraft/stage/stage.h"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A tour of the command line: demo.sh COMMAND FOLDER. Everything it prints and draws is made on the spot.
+# A tour of the command line: schedules.sh COMMAND FOLDER. Everything it prints and draws is made on the spot.
 set -euo pipefail
 stagecraft=$1
 folder=$2

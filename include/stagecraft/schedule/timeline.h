@@ -1,15 +1,15 @@
 #pragma once
 
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "stagecraft/schedule/action.h"
 
-/// What really happened in a step, and when.
+/// What happened in a step, and when.
 namespace stagecraft {
 
-/// One action of one rank. Seconds since the beginning of the step on that rank; a forward or backward includes the
-/// wait for its input, which `waited` gives apart.
+/// One action of one rank, in seconds on a clock that all ranks of a machine share. A forward or backward begins with
+/// the wait for its input, which `waited` gives apart.
 struct Span {
   Action action;
   double start = 0;
@@ -18,6 +18,7 @@ struct Span {
   std::int64_t bytes = 0;  ///< Of a message.
 };
 
+/// Of one rank, in the order of execution.
 using Timeline = std::vector<Span>;
 
 }  // namespace stagecraft

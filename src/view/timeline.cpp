@@ -1,0 +1,179 @@
+#include "stagecraft/view/timeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <ostream>
+
+#include "escape.h"
+#include "stagecraft/schedule/action_text.h"
+#include "svg_layout.h"
+#include "svg_legend.h"
+#include "svg_style.h"
+
+namespace stagecraft {
+namespace {
+
+using detail::num;
+
+constexpr double kMargin = 16;
+constexpr double kLeft = 76;
+constexpr double kChart = 1200;
+constexpr double kRow = 30;
+constexpr double kPitch = 38;
+constexpr double kLegendTop = 60;
+constexpr double kFont = 9;
+
+struct Extent {
+  double begin = std::numeric_limits<double>::max();
+  double end = std::numeric_limits<double>::lowest();
+  [[nodiscard]] double seconds() const { return std::max(0.0, end - begin); }
+};
+
+Extent extent_of(const std::vector<Timeline>& ranks) {
+  Extent extent;
+  for (const Timeline& timeline : ranks) {
+    for (const Span& span : timeline) {
+      extent.begin = std::min(extent.begin, span.start);
+      extent.end = std::max(extent.end, span.end);
+    }
+  }
+  if (extent.end < extent.begin) extent = {0, 0};
+  return extent;
+}
+
+/// 1, 2 or 5 times a power of ten, about a tenth of the whole.
+double tick_distance(double whole) {
+  const double power = std::pow(10.0, std::floor(std::log10(std::max(whole, 1e-9) / 10)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (whole / (factor * power) <= 12) return factor * power;
+  }
+  return 10 * power;
+}
+
+/// Stages of a rank in ascending order, to shade them.
+std::vector<StageId> stages_in(const Timeline& timeline) {
+  std::vector<StageId> stages;
+  for (const Span& span : timeline) stages.push_back(span.action.stage());
+  std::sort(stages.begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  return stages;
+}
+
+std::string cell(const Span& span, double x, double y, double width, int shade) {
+  std::string text =
+      fmt::format(R"(<rect x="{}" y="{}" width="{}" height="{}" fill="{}"><title>{}: {:.3f} ms</title></rect>)", num(x),
+                  num(y), num(std::max(width, 0.3)), num(kRow), detail::fill_of(span.action.kind(), shade),
+                  to_text(span.action), 1e3 * (span.end - span.start - span.waited));
+  const std::string label = detail::label_of(span.action);
+  if (detail::text_width(label, kFont) + 2 <= width) {
+    text +=
+        fmt::format(R"(<text x="{}" y="{}">{}</text>)", num(x + width / 2), num(y + kRow / 2 + 0.36 * kFont), label);
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+double TimelineSummary::idle() const {
+  double total = 0;
+  for (const double seconds_busy : busy) total += seconds_busy;
+  return seconds > 0 && !busy.empty() ? 1 - total / (seconds * static_cast<double>(busy.size())) : 0;
+}
+
+TimelineSummary summarize(const std::vector<Timeline>& ranks) {
+  TimelineSummary summary;
+  summary.seconds = extent_of(ranks).seconds();
+  for (const Timeline& timeline : ranks) {
+    double busy = 0;
+    for (const Span& span : timeline) {
+      if (is_compute(span.action.kind())) busy += span.end - span.start - span.waited;
+    }
+    summary.busy.push_back(busy);
+  }
+  return summary;
+}
+
+void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, const std::string& name) {
+  const Extent extent = extent_of(ranks);
+  const TimelineSummary summary = summarize(ranks);
+  const double scale = extent.seconds() > 0 ? kChart / extent.seconds() : 0;
+  detail::SvgContents contents;
+  contents.ranks = static_cast<int>(ranks.size());
+  for (const Timeline& timeline : ranks) {
+    contents.most_stages = std::max(contents.most_stages, static_cast<int>(stages_in(timeline).size()));
+    for (const Span& span : timeline) {
+      const ActionKind kind = span.action.kind();
+      if (is_compute(kind)) contents.present[static_cast<std::size_t>(kind)] = true;
+    }
+  }
+  contents.idle = 1;
+  const double right = kLeft + kChart;
+  const detail::SvgLegend legend = detail::svg_legend(contents, true, kMargin, kLegendTop, right);
+  const double top = kLegendTop + legend.height + 6;
+  const double bottom = top + kPitch * static_cast<double>(ranks.size());
+  out << fmt::format(
+      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" )"
+      R"(font-family="system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif" font-size="11" fill="{2}">
+<title>{3}</title>
+<defs><pattern id="stagecraft-idle" width="6" height="6" patternUnits="userSpaceOnUse">)"
+      R"(<path fill="{4}" d="M0 0h6v6h-6z"/><path stroke="#cdd5de" d="M-1 1l2-2M0 6l6-6M5 7l2-2"/></pattern></defs>
+<path fill="#fff" d="M0 0h{0}v{1}h-{0}z"/>
+<text x="{5}" y="30" font-size="16" font-weight="600">{3}</text>
+<text x="{5}" y="48" fill="{6}">measured: {7:.2f} ms on {8} ranks, {9:.1f}% of their time idle</text>
+{10})",
+      num(right + kMargin), num(bottom + 34), detail::kInk, detail::xml_escaped(name),
+      detail::fill_of(ActionKind::kIdle, 0), num(kMargin), detail::kFaintInk, 1e3 * summary.seconds, ranks.size(),
+      100 * summary.idle(), legend.text);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const double y = top + kPitch * static_cast<double>(r);
+    const std::vector<StageId> stages = stages_in(ranks[r]);
+    out << fmt::format(R"svg(<text x="{}" y="{}" text-anchor="end">Rank {}</text>
+<rect x="{}" y="{}" width="{}" height="{}" fill="url(#stagecraft-idle)"/>
+<g text-anchor="middle" font-size="{}">
+)svg",
+                       num(kLeft - 8), num(y + kRow / 2 + 4), r, num(kLeft), num(y), num(kChart), num(kRow), num(kFont));
+    for (const Span& span : ranks[r]) {
+      if (!is_compute(span.action.kind())) continue;
+      const auto index = std::lower_bound(stages.begin(), stages.end(), span.action.stage()) - stages.begin();
+      const double begin = kLeft + scale * (span.start + span.waited - extent.begin);
+      out << cell(span, begin, y, kLeft + scale * (span.end - extent.begin) - begin,
+                  detail::shade_of(static_cast<int>(index), static_cast<int>(stages.size())));
+    }
+    out << "</g>\n";
+  }
+  const double tick = tick_distance(1e3 * extent.seconds());
+  out << fmt::format(R"(<g font-size="{}" fill="{}" text-anchor="middle">)", num(kFont), detail::kFaintInk);
+  for (double at = 0; at <= 1e3 * extent.seconds(); at += tick) {
+    out << fmt::format(R"(<text x="{}" y="{}">{:g} ms</text>)", num(kLeft + scale * at / 1e3), num(bottom + 10), at);
+  }
+  out << "</g>\n</svg>\n";
+}
+
+void write_timeline_trace(std::ostream& out, const std::vector<Timeline>& ranks, const std::string& name) {
+  const Extent extent = extent_of(ranks);
+  out << fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"schedule\":\"{}\"}},\n\"traceEvents\":[",
+                     detail::json_escaped(name));
+  const char* separator = "\n";
+  const auto slice = [&](std::size_t rank, int thread, const std::string& text, double begin, double end,
+                         std::int64_t bytes) {
+    out << separator
+        << fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"bytes":{}}}}})",
+                       text, rank, thread, 1e6 * (begin - extent.begin), 1e6 * (end - begin), bytes);
+    separator = ",\n";
+  };
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    out << separator << fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"Rank {0}"}}}})", r);
+    separator = ",\n";
+    for (const Span& span : ranks[r]) {
+      const bool computes = is_compute(span.action.kind());
+      if (span.waited > 0) slice(r, 2, "wait for " + to_text(span.action), span.start, span.start + span.waited, 0);
+      slice(r, computes ? 1 : 2, to_text(span.action), span.start + span.waited, span.end, span.bytes);
+    }
+  }
+  out << "\n]}\n";
+}
+
+}  // namespace stagecraft
