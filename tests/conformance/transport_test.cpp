@@ -1,0 +1,227 @@
+// What every transport must do, over numbers of ranks, sizes, orders and types. A new transport adds a line to
+// `fabrics`.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/transport/local.h"
+
+namespace stagecraft {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+
+constexpr Timeout kLong = 20s;
+
+/// Starts the ranks of one kind of transport and runs `program` on each.
+using Runner = std::function<void(int ranks, const std::function<void(Transport&)>& program)>;
+
+void run_local(int ranks, const std::function<void(Transport&)>& program) {
+  LocalFabric fabric(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] { program(*fabric.connect(RankId(r))); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+struct Fabric {
+  std::string name;
+  Runner run;
+};
+
+std::vector<Fabric> fabrics() { return {{"Local", run_local}}; }
+
+Tag tag(int microbatch, Channel channel = Channel::kForward) {
+  return {channel, StageId(0), StageId(1), MicrobatchId(microbatch)};
+}
+
+at::Tensor pattern(std::int64_t size, at::ScalarType type, std::int64_t seed) {
+  return (at::arange(size, at::kLong) * 7 + seed).remainder(100).to(type);
+}
+
+using Case = std::tuple<Fabric, int /*ranks*/, std::int64_t /*size*/, at::ScalarType>;
+
+class Exchange : public testing::TestWithParam<Case> {};
+
+TEST_P(Exchange, EveryoneToEveryoneInAnyOrder) {
+  const auto& [fabric, ranks, size, type] = GetParam();
+  constexpr int kMessages = 6;
+  fabric.run(ranks, [&, ranks = ranks, size = size, type = type](Transport& transport) {
+    EXPECT_EQ(transport.ranks(), ranks);
+    const int me = transport.rank().value;
+    std::vector<std::pair<int, int>> sends, receives;
+    for (int peer = 0; peer < ranks; ++peer) {
+      if (peer == me) continue;
+      for (int m = 0; m < kMessages; ++m) {
+        sends.emplace_back(peer, m);
+        receives.emplace_back(peer, m);
+      }
+    }
+    std::mt19937 random(static_cast<unsigned>(me));
+    std::shuffle(sends.begin(), sends.end(), random);
+    std::shuffle(receives.begin(), receives.end(), random);
+    for (const auto& [peer, m] : receives) transport.post_receive(RankId(peer), tag(m));
+    for (const auto& [peer, m] : sends) {
+      transport.send(RankId(peer), tag(m),
+                     {{pattern(size, type, me * 1000 + peer * 10 + m), at::Tensor()}, "from " + std::to_string(me)});
+    }
+    for (const auto& [peer, m] : receives) {
+      const Message message = transport.receive(RankId(peer), tag(m), kLong);
+      ASSERT_EQ(message.tensors.size(), 2U);
+      EXPECT_TRUE(at::equal(message.tensors[0], pattern(size, type, peer * 1000 + me * 10 + m)));
+      EXPECT_EQ(message.tensors[0].scalar_type(), type);
+      EXPECT_FALSE(message.tensors[1].defined()) << "a place that holds nothing arrived as something";
+      EXPECT_EQ(message.header, "from " + std::to_string(peer));
+    }
+    EXPECT_FALSE(transport.settle(kLong).has_value());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Transports, Exchange,
+    testing::Combine(testing::ValuesIn(fabrics()), testing::Values(1, 2, 3, 5), testing::Values(0, 1, 17, 70'000),
+                     testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kBool)),
+    [](const auto& test) {
+      return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) + "ranks_" +
+             std::to_string(std::get<2>(test.param)) + "_" + c10::toString(std::get<3>(test.param));
+    });
+
+class Rules : public testing::TestWithParam<Fabric> {
+ protected:
+  void run(int ranks, const std::function<void(Transport&)>& program) { GetParam().run(ranks, program); }
+};
+
+template <typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST_P(Rules, TagsKeepMessagesApart) {
+  run(2, [](Transport& transport) {
+    const RankId peer(1 - transport.rank().value);
+    for (const Channel channel : {Channel::kForward, Channel::kBackward}) {
+      for (int m = 0; m < 3; ++m) {
+        transport.send(peer, tag(m, channel), {{at::full({1}, m + (channel == Channel::kForward ? 0 : 10))}, ""});
+      }
+    }
+    for (int m = 2; m >= 0; --m) {
+      EXPECT_EQ(transport.receive(peer, tag(m, Channel::kBackward), kLong).tensors[0].item<int>(), m + 10);
+      EXPECT_EQ(transport.receive(peer, tag(m, Channel::kForward), kLong).tensors[0].item<int>(), m);
+    }
+    transport.settle(kLong);
+  });
+}
+
+TEST_P(Rules, SendingDoesNotWaitForTheReceiver) {
+  run(2, [](Transport& transport) {
+    const RankId peer(1 - transport.rank().value);
+    for (int m = 0; m < 50; ++m) transport.send(peer, tag(m), {{at::ones({1000})}, ""});
+    for (int m = 0; m < 50; ++m) transport.receive(peer, tag(m), kLong);
+    transport.settle(kLong);
+  });
+}
+
+TEST_P(Rules, WantedGradientsTravelWithTheTensor) {
+  run(2, [](Transport& transport) {
+    const RankId peer(1 - transport.rank().value);
+    transport.send(peer, tag(0), {{at::ones({2}).requires_grad_(true), at::ones({2})}, ""});
+    const Message message = transport.receive(peer, tag(0), kLong);
+    EXPECT_TRUE(message.tensors[0].requires_grad());
+    EXPECT_TRUE(message.tensors[0].is_leaf());
+    EXPECT_FALSE(message.tensors[1].requires_grad());
+    transport.settle(kLong);
+  });
+}
+
+TEST_P(Rules, ASentTensorIsReleasedOnceItIsReceived) {
+  run(2, [](Transport& transport) {
+    const RankId peer(1 - transport.rank().value);
+    at::Tensor tensor = at::ones({1000});
+    const c10::weak_intrusive_ptr<c10::StorageImpl> storage(
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));
+    transport.send(peer, tag(0), {{std::move(tensor)}, ""});
+    tensor = at::Tensor();
+    transport.receive(peer, tag(0), kLong);
+    transport.settle(kLong);
+    EXPECT_TRUE(storage.expired());
+  });
+}
+
+TEST_P(Rules, AWaitThatTakesTooLongSaysForWhat) {
+  run(2, [](Transport& transport) {
+    if (transport.rank() == RankId(0)) {
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_THAT(
+          message_of([&] { transport.receive(RankId(1), tag(4), 100ms); }),
+          HasSubstr("rank 0 waited 100 ms for the activation of microbatch 4 from stage 0 to stage 1 from rank 1"));
+      EXPECT_GE(std::chrono::steady_clock::now() - begin, 100ms);
+    }
+    EXPECT_FALSE(transport.settle(kLong).has_value()) << "a timeout alone is not a failure of the transport";
+  });
+}
+
+TEST_P(Rules, AbortEndsAllWaitingAndTheNextStepWorks) {
+  run(4, [](Transport& transport) {
+    for (int round = 0; round < 3; ++round) {
+      if (transport.rank() == RankId(2)) {
+        std::this_thread::sleep_for(20ms);
+        transport.send(RankId(0), tag(round + 10), {{at::ones({1})}, ""});  // nobody will want it
+        transport.abort({RankId(2), "something broke"});
+      } else {
+        try {
+          transport.receive(RankId(2), tag(0), kLong);
+          ADD_FAILURE() << "a message came that was never sent";
+        } catch (const AbortedError& error) {
+          EXPECT_STREQ(error.what(), "something broke");
+          EXPECT_EQ(error.peer(), RankId(2));
+        }
+      }
+      const auto failure = transport.settle(kLong);
+      ASSERT_TRUE(failure.has_value());
+      EXPECT_EQ(failure->rank, RankId(2));
+      EXPECT_FALSE(transport.aborted());
+      // As new: what was sent before is gone, what is sent now arrives.
+      const RankId next((transport.rank().value + 1) % 4), previous((transport.rank().value + 3) % 4);
+      transport.send(next, tag(0), {{at::full({1}, transport.rank().value)}, ""});
+      EXPECT_EQ(transport.receive(previous, tag(0), kLong).tensors[0].item<int>(), previous.value);
+      EXPECT_FALSE(transport.settle(kLong).has_value());
+    }
+  });
+}
+
+TEST_P(Rules, SettlingWaitsForAllAndSaysWhoIsMissing) {
+  run(3, [](Transport& transport) {
+    if (transport.rank() == RankId(1)) {
+      std::this_thread::sleep_for(400ms);
+    } else {
+      EXPECT_THAT(message_of([&] { transport.settle(100ms); }), HasSubstr("for the end of the step on rank"));
+    }
+    EXPECT_FALSE(transport.settle(kLong).has_value());
+  });
+}
+
+TEST_P(Rules, ThereIsNoSuchRank) {
+  run(2, [](Transport& transport) {
+    EXPECT_THAT(message_of([&] { transport.send(RankId(2), tag(0), {}); }), HasSubstr("ranks 0 to 1"));
+    transport.settle(kLong);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Rules, testing::ValuesIn(fabrics()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace stagecraft

@@ -1,0 +1,160 @@
+#include "stagecraft/stage/microbatches.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/stage/packing.h"
+#include "stagecraft/stage/random.h"
+
+namespace stagecraft {
+namespace {
+
+using at::Tensor;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+template <typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Split, IsEvenWithTheLargerPartsFirst) {
+  EXPECT_THAT(even_sizes(8, 4), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(even_sizes(7, 3), ElementsAre(3, 2, 2));
+  EXPECT_THAT(even_sizes(3, 3), ElementsAre(1, 1, 1));
+  EXPECT_THAT(message_of([] { even_sizes(2, 3); }), HasSubstr("2 rows cannot be cut into 3 parts"));
+}
+
+TEST(Split, TreesScalarsAndZeroDimensionalTensors) {
+  const Tensor x = at::arange(10).view({5, 2});
+  const Value tree(ValueDict{{"x", x}, {"n", 3}, {"t", at::scalar_tensor(2.5)}, {"list", ValueList{x * 2, Value()}}});
+  const std::vector<Value> parts = split(tree, Split(), 2, "keyword 'k'");
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_TRUE(at::equal(parts[0].at("x").tensor(), x.narrow(0, 0, 3)));
+  EXPECT_TRUE(at::equal(parts[1].at("list")[0].tensor(), x.narrow(0, 3, 2) * 2));
+  for (const Value& part : parts) {
+    EXPECT_EQ(part.at("n").integer(), 3);
+    EXPECT_EQ(part.at("t").tensor().item<double>(), 2.5);
+    EXPECT_TRUE(part.at("list")[1].is_none());
+  }
+}
+
+TEST(Split, AlongAnyDimensionIntoAnySizesOrNotAtAll) {
+  const Tensor x = at::arange(12).view({2, 6});
+  EXPECT_TRUE(at::equal(split(x, Split::along(1), 3, "x")[1].tensor(), x.narrow(1, 2, 2)));
+  EXPECT_TRUE(at::equal(split(x, Split::along(-1), 3, "x")[1].tensor(), x.narrow(1, 2, 2)));
+  EXPECT_TRUE(at::equal(split(x, Split::into({1, 5}, 1), 2, "x")[1].tensor(), x.narrow(1, 1, 5)));
+  EXPECT_TRUE(at::equal(split(x, Split::replicate(), 2, "x")[1].tensor(), x));
+  EXPECT_THAT(split_sizes(x, Split::into({1, 5}, 1), 2, "x"), ElementsAre(1, 5));
+  EXPECT_TRUE(split_sizes(x, Split::replicate(), 2, "x").empty());
+}
+
+TEST(Split, RefusesBeforeAnythingIsCut) {
+  const Tensor x = at::arange(12).view({2, 6});
+  EXPECT_THAT(message_of([&] { split(x, Split(), 3, "argument 1"); }),
+              HasSubstr("argument 1: shape [2, 6] has 2 rows along dimension 0, fewer than the 3 microbatches"));
+  EXPECT_THAT(message_of([&] { split(x, Split::along(2), 2, "target"); }),
+              HasSubstr("there is no dimension 2 in shape"));
+  EXPECT_THAT(message_of([&] { split(x, Split::into({1, 2}, 1), 2, "x"); }), HasSubstr("add up to 3, but there are 6"));
+  EXPECT_THAT(message_of([&] { split(x, Split::into({0, 6}, 1), 2, "x"); }), HasSubstr("at least 1"));
+}
+
+TEST(Merge, PutsTreesTogether) {
+  const auto part = [](int m) { return Value(ValueList{at::full({m + 1, 2}, m), at::scalar_tensor(m), 7}); };
+  const Value joined = concatenate()({part(0), part(1)});
+  EXPECT_EQ(joined[0].tensor().size(0), 3);
+  EXPECT_TRUE(at::equal(joined[1].tensor(), at::tensor({0.0F, 1.0F})));
+  EXPECT_EQ(joined[2].integer(), 7);
+  EXPECT_EQ(sum()({Value(at::ones({2})), Value(at::ones({2}))}).tensor()[0].item<int>(), 2);
+  EXPECT_EQ(mean()({Value(at::ones({2})), Value(at::zeros({2}))}).tensor()[0].item<double>(), 0.5);
+  EXPECT_EQ(first()({Value(3), Value(4)}).integer(), 3);
+  EXPECT_THAT(message_of([&] {
+                concatenate()({Value(3), part(0)});
+              }),
+              HasSubstr("one is a whole number, another a list"));
+}
+
+TEST(Packing, RoundTrips) {
+  const ValueList values{at::ones({2}),
+                         Value(),
+                         true,
+                         -5,
+                         2.5,
+                         "text",
+                         ValueList{at::zeros({1}), at::Tensor()},
+                         ValueDict{{"key", at::ones({3})}, {"", ValueList{}}}};
+  const Message message = pack(values);
+  EXPECT_EQ(message.tensors.size(), 4U);
+  const ValueList back = unpack(message);
+  ASSERT_EQ(back.size(), values.size());
+  EXPECT_TRUE(back[1].is_none());
+  EXPECT_TRUE(back[2].flag());
+  EXPECT_EQ(back[3].integer(), -5);
+  EXPECT_EQ(back[4].real(), 2.5);
+  EXPECT_EQ(back[5].text(), "text");
+  EXPECT_FALSE(back[6][1].tensor().defined());
+  EXPECT_EQ(back[7].at("key").tensor().size(0), 3);
+  for (std::size_t cut = 1; cut < message.header.size(); ++cut) {
+    Message broken = message;
+    broken.header.resize(cut);
+    EXPECT_THROW(unpack(broken), TransportError) << cut;
+  }
+}
+
+TEST(RandomScope, StreamsDependOnStageMicrobatchAndStepAlone) {
+  const auto draw = [](int stage, int microbatch, int step) {
+    const RandomScope scope(3, StageId(stage), MicrobatchId(microbatch), static_cast<std::uint64_t>(step));
+    return at::cat({at::rand({8}), at::dropout(at::ones({8}), 0.5, true), at::randn({8}),
+                    at::bernoulli(at::full({8}, 0.5)), at::randint(100, {8}).to(at::kFloat), at::empty({8}).uniform_(),
+                    at::randperm(8).to(at::kFloat)});
+  };
+  const Tensor expected = draw(1, 2, 3);
+  torch::manual_seed(99);
+  at::rand({5});
+  EXPECT_TRUE(at::equal(draw(1, 2, 3), expected));
+  EXPECT_FALSE(at::equal(draw(2, 1, 3), expected));
+  EXPECT_FALSE(at::equal(draw(1, 2, 4), expected));
+  std::vector<Tensor> got(8);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < got.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) got[t] = draw(1, 2, 3);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Tensor& other : got) EXPECT_TRUE(at::equal(other, expected));
+}
+
+TEST(RandomScope, LeavesTheGlobalGeneratorAloneAndNests) {
+  torch::manual_seed(5);
+  const Tensor expected = at::rand({4});
+  torch::manual_seed(5);
+  {
+    const RandomScope outer(1, StageId(0), MicrobatchId(0));
+    const Tensor first = at::rand({4});
+    {
+      const RandomScope inner(1, StageId(0), MicrobatchId(0));
+      EXPECT_TRUE(at::equal(at::rand({4}), first));
+    }
+    EXPECT_FALSE(at::equal(at::rand({4}), first));
+  }
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
+}
+
+TEST(RandomScope, AGeneratorGivenByHandIsUsed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const Tensor expected = at::rand({4}, generator);
+  generator.set_current_seed(7);
+  const RandomScope scope(1, StageId(0), MicrobatchId(0));
+  EXPECT_TRUE(at::equal(at::rand({4}, generator), expected));
+}
+
+}  // namespace
+}  // namespace stagecraft
