@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/record_function.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <sstream>
@@ -66,6 +68,8 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
 }
 
 void Executor::clear() {
+  if (main_stream_) c10::impl::VirtualGuardImpl(main_stream_->device_type()).exchangeStream(*main_stream_);
+  main_stream_.reset();
   for (Flight& in : flights_) in = Flight();
   outputs_ = StepOutputs();
   inputs_ = nullptr;
@@ -83,7 +87,9 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
     const Action whole = row[instruction.step];
     const Action action = instruction.other == 0 && whole.is_overlap() ? whole.second() : whole.first();
     try {
+      if (instruction.other == 1) begin_overlap();
       execute(instruction, action);
+      if (instruction.other == 0) end_overlap();
     } catch (const AbortedError&) {
       throw;
     } catch (const std::exception& error) {
@@ -92,6 +98,29 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
   }
   inputs_ = nullptr;
   return std::move(outputs_);
+}
+
+// The halves of an overlap are in flight together: the first is issued to a stream beside the rank's own, the second to
+// the rank's own, which then waits for the other. On a CPU they run one after the other.
+
+void Executor::begin_overlap() {
+  const at::Device device = world_.device();
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  if (!overlap_stream_) overlap_stream_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+  main_stream_ = guard.getStream(device);
+  c10::Event before(device.type());
+  before.record(*main_stream_);
+  before.block(*overlap_stream_);
+  guard.exchangeStream(*overlap_stream_);
+}
+
+void Executor::end_overlap() {
+  if (!main_stream_) return;
+  c10::Event done(main_stream_->device_type());
+  done.record(*overlap_stream_);
+  done.block(*main_stream_);
+  main_stream_.reset();
 }
 
 void Executor::execute(const Instruction& instruction, const Action& action) {
@@ -109,6 +138,9 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
     perform(instruction);
   }
   if (record) timeline.push_back({action, start, now(), waited_, bytes_});
+  if (instruction.other == 1 && main_stream_) {
+    c10::impl::VirtualGuardImpl(main_stream_->device_type()).exchangeStream(*main_stream_);
+  }
 }
 
 void Executor::perform(const Instruction& instruction) {

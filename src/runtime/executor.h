@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <array>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "program.h"
@@ -80,6 +83,8 @@ class Executor {
   }
 
   void execute(const Instruction& instruction, const Action& action);
+  void begin_overlap();
+  void end_overlap();
   void perform(const Instruction& instruction);
   void forward(const Instruction& instruction);
   void backward(const Instruction& instruction);
@@ -109,6 +114,8 @@ class Executor {
   StepOutputs outputs_;
   at::Tensor last_seed_;
   double last_weight_ = 0;
+  std::optional<c10::Stream> main_stream_;     // while the first half of an overlap is issued: where the second goes
+  std::optional<c10::Stream> overlap_stream_;  // made at the first overlap on a device with streams
   double waited_ = 0;
   std::int64_t bytes_ = 0;
 };

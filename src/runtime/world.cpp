@@ -3,6 +3,9 @@
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -69,10 +72,40 @@ void keep_freed_memory() {
 #endif
 }
 
+/// On a device with streams: one of the rank's own, so that ranks that share a device do not wait for each other. It
+/// begins after everything on the stream that was current before, and ends before what comes there next.
+class OwnStream {
+ public:
+  explicit OwnStream(at::Device device) {
+    if (device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    before_ = guard.getStream(device);
+    own_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+    order(*before_, *own_);
+    guard_.emplace(*own_);
+  }
+  ~OwnStream() {
+    if (own_) order(*own_, *before_);
+  }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  static void order(const c10::Stream& first, const c10::Stream& second) {
+    c10::Event done(first.device_type());
+    done.record(first);
+    done.block(second);
+  }
+
+  std::optional<c10::Stream> before_;
+  std::optional<c10::Stream> own_;
+  std::optional<c10::StreamGuard> guard_;
+};
+
 /// A rank's thread: its device, its share of the cores, and a backward that stays on this thread.
 class RankThread {
  public:
-  RankThread(const LaunchOptions& options, at::Device device) : device_(device) {
+  RankThread(const LaunchOptions& options, at::Device device) : device_(device), stream_(device) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     at::set_num_threads(options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / options.ranks));
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
@@ -80,6 +113,7 @@ class RankThread {
 
  private:
   c10::OptionalDeviceGuard device_;
+  OwnStream stream_;
 };
 
 std::string message_of(const std::exception_ptr& failure) {

@@ -37,7 +37,7 @@ class Subject {
   Subject(const Model& model, const Setting& setting) : model_(model), setting_(setting) {
     torch::manual_seed(5);
     for (int s = 0; s < setting.stages(); ++s) pieces_.push_back(model.make(s, setting.stages()));
-    input_ = model.input(kRows);
+    input_ = model.input(kRows).to(device());
     target_ = at::randn_like(input_);
   }
 
@@ -65,31 +65,36 @@ class Subject {
 
   Trace pipelined() {
     Trace trace;
-    run_ranks({.ranks = setting_.ranks, .threads_per_rank = 1, .timeout = std::chrono::seconds(30)}, [&](World& world) {
-      Schedule schedule = make_schedule(setting_.schedule, shape());
-      std::vector<Stage> stages;
-      for (const StageId stage : schedule.placement.stages_of(world.rank())) {
-        const PiecePtr piece = pieces_[stage.index()];
-        stages.push_back(make_stage(stage.value, piece,
-                                    [piece](const StageCall& call) { return Value(piece->run(call.arguments)); }));
-      }
-      Pipeline pipeline(world, std::move(stages),
-                        {.schedule = setting_.schedule,
-                         .microbatches = setting_.microbatches,
-                         .loss = [](const Value& output, const Value& target,
-                                    const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
-                         .edges = model_.edges(setting_.stages()),
-                         .seed = kSeed});
-      pipeline.eval({input_});  // leaves nothing behind
-      for (int step = 0; step < 2; ++step) {
-        const StepResult result = pipeline.step({input_}, {.target = target_, .return_outputs = true});
-        EXPECT_EQ(result.has_loss(), pipeline.has_last_stage());
-        if (!pipeline.has_last_stage()) continue;
-        trace.losses = result.losses;
-        trace.output = result.output[0].tensor();
-      }
-      if (world.is_first()) in_order_ = weight_parts_in_order(pipeline.schedule());
-    });
+    run_ranks(
+        {.ranks = setting_.ranks,
+         .threads_per_rank = 1,
+         .device = [](RankId) { return device(); },
+         .timeout = std::chrono::seconds(30)},
+        [&](World& world) {
+          Schedule schedule = make_schedule(setting_.schedule, shape());
+          std::vector<Stage> stages;
+          for (const StageId stage : schedule.placement.stages_of(world.rank())) {
+            const PiecePtr piece = pieces_[stage.index()];
+            stages.push_back(make_stage(stage.value, piece,
+                                        [piece](const StageCall& call) { return Value(piece->run(call.arguments)); }));
+          }
+          Pipeline pipeline(world, std::move(stages),
+                            {.schedule = setting_.schedule,
+                             .microbatches = setting_.microbatches,
+                             .loss = [](const Value& output, const Value& target,
+                                        const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
+                             .edges = model_.edges(setting_.stages()),
+                             .seed = kSeed});
+          pipeline.eval({input_});  // leaves nothing behind
+          for (int step = 0; step < 2; ++step) {
+            const StepResult result = pipeline.step({input_}, {.target = target_, .return_outputs = true});
+            EXPECT_EQ(result.has_loss(), pipeline.has_last_stage());
+            if (!pipeline.has_last_stage()) continue;
+            trace.losses = result.losses;
+            trace.output = result.output[0].tensor();
+          }
+          if (world.is_first()) in_order_ = weight_parts_in_order(pipeline.schedule());
+        });
     collect(trace);
     return trace;
   }

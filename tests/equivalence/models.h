@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -28,6 +29,12 @@ struct Model {
     return at::randn({rows, kWidth}, at::kDouble);
   };
 };
+
+/// Where everything runs: STAGECRAFT_TEST_DEVICE, or the CPU.
+inline at::Device device() {
+  const char* name = std::getenv("STAGECRAFT_TEST_DEVICE");
+  return at::Device(name != nullptr ? name : "cpu");
+}
 
 namespace detail {
 
@@ -117,7 +124,7 @@ struct BatchNorm : Linear {
 template <typename Module, typename... Arguments>
 PiecePtr made(Arguments... arguments) {
   auto module = std::make_shared<Module>(arguments...);
-  module->to(at::kDouble);
+  module->to(device(), at::kDouble);
   return module;
 }
 
