@@ -102,9 +102,10 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 
 void install_once() {
   static const bool installed = [] {
-    static torch::Library all(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
+    // For the life of the process: nothing is taken back while other threads may still compute.
+    static auto& all = *new torch::Library(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
     all.fallback(torch::CppFunction::makeFallthrough());
-    static torch::Library aten(torch::Library::IMPL, "aten", kMode, __FILE__, __LINE__);
+    static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", kMode, __FILE__, __LINE__);
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
       if (name.name.rfind("aten::", 0) != 0) continue;

@@ -93,10 +93,6 @@ struct LocalFabric::Shared {
   std::vector<std::atomic<bool>> gone = std::vector<std::atomic<bool>>(mailboxes.size());
 
   [[nodiscard]] bool is_gone(RankId rank) const { return gone[rank.index()]; }
-  std::string farewell(RankId rank) {
-    const std::lock_guard lock(mutex);
-    return farewells[rank.index()];
-  }
   /// Or a waiting thread between its check and its sleep would miss the news.
   void wake_all() {
     for (Mailbox& mailbox : mailboxes) {
@@ -144,8 +140,10 @@ class LocalFabric::End : public Transport {
         lock.unlock();
         return unpack(std::move(*parcel), device_);
       }
-      if (shared_.aborted) throw_aborted();
-      if (shared_.is_gone(from)) throw AbortedError(shared_.farewell(from), from);
+      if (shared_.aborted || shared_.is_gone(from)) {
+        lock.unlock();
+        throw_ended(from);
+      }
       const std::uint64_t seen = mailbox.arrivals;
       // A message often comes within microseconds, sooner than a sleeping thread wakes up.
       if (Clock::now() - begin < spin_) {
@@ -231,9 +229,11 @@ class LocalFabric::End : public Transport {
     }
   }
 
-  [[noreturn]] void throw_aborted() const {
+  /// Some rank failed, or the one waited for is gone.
+  [[noreturn]] void throw_ended(RankId from) const {
     const std::lock_guard lock(shared_.mutex);
-    throw AbortedError(shared_.failure->message, shared_.failure->rank);
+    if (shared_.failure) throw AbortedError(shared_.failure->message, shared_.failure->rank);
+    throw AbortedError(shared_.farewells[from.index()], from);
   }
 
   [[noreturn]] void throw_timeout(RankId from, const Tag& tag, Timeout timeout) const {
