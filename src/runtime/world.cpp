@@ -116,6 +116,12 @@ class RankThread {
   OwnStream stream_;
 };
 
+/// "cuda" is the device that is current.
+at::Device with_index(at::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 std::string message_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -147,7 +153,7 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
     threads.emplace_back([&, r] {
       const RankId rank(r);
       try {
-        const at::Device device = options.device ? options.device(rank) : at::Device(at::kCPU);
+        const at::Device device = with_index(options.device ? options.device(rank) : at::Device(at::kCPU));
         const RankThread setup(options, device);
         World world(fabric.connect(rank, device), device, options.timeout);
         program(world);

@@ -91,6 +91,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   // On a CPU such an operation is made of others that do take a generator.
   if (device.is_cpu() || device.is_meta()) return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
+  const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // the operations it is made of draw from the same
   at::Generator global = at::globalContext().defaultGenerator(device);
   at::Generator& own = streams->on(device);
   const at::Tensor saved = global.get_state();
