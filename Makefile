@@ -14,7 +14,7 @@ PACKAGES := cmake ninja-build g++ ccache mold \
 TEST_PACKAGES := clang libclang-rt-dev zsh
 LINT_PACKAGES := clang clang-format clang-tidy
 
-.PHONY: help setup packages torch build demo test test-release test-asan test-tsan test-fuzz bench lint pictures clean
+.PHONY: help setup packages torch build demo test test-all test-release test-asan test-tsan test-fuzz bench lint pictures clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,11 +57,14 @@ demo: setup build  ## Train a small GPT on this repository's text, 4 ranks as th
 
 test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property, parity, command line, install, sanitizers, fuzzers
 
+test-all: test  ## The same, and every setting of the equivalence tests
+	@echo "== every setting" && STAGECRAFT_TEST_ALL=1 build/bin/equivalence_test --gtest_brief=1
+
 test-release: setup
 	@$(call install_packages,$(TEST_PACKAGES))
 	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) && ctest --preset release -j $(JOBS)
 
-test-asan test-tsan: test-%: packages
+test-asan test-tsan: test-%: setup
 	@echo "== $*" && cmake --preset $* > /dev/null && cmake --build --preset $* -j $(JOBS) && ctest --preset $* -j $(JOBS)
 
 test-fuzz: packages
