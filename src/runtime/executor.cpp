@@ -14,6 +14,7 @@
 #include "stagecraft/schedule/table.h"
 #include "stagecraft/stage/packing.h"
 #include "stagecraft/stage/random.h"
+#include "stagecraft/stage/stand_ins.h"
 
 namespace stagecraft {
 namespace {
@@ -92,6 +93,8 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
       if (instruction.other == 0) end_overlap();
     } catch (const AbortedError&) {
       throw;
+    } catch (const c10::Error& error) {
+      fail(schedule, instruction, action, error.what_without_backtrace());
     } catch (const std::exception& error) {
       fail(schedule, instruction, action, error.what());
     }
@@ -317,10 +320,18 @@ void Executor::forward(const Instruction& instruction) {
   Value output;
   {
     const RandomScope random(options_.seed, place.stage, instruction.microbatch, inputs_->number);
-    output = stages_[instruction.stage].forward({place.stage, instruction.microbatch, arguments, keywords});
+    const Stage& stage = stages_[instruction.stage];
+    const StageCall call{place.stage, instruction.microbatch, arguments, keywords};
+    output = inputs_->only_shapes ? infer_output(stage, call, world_.device()) : stage.forward(call);
   }
   if (!options.outputs.empty()) {
     check_tensors(as_arguments(output), options.outputs, place.stage, instruction.microbatch, "output");
+  }
+  if (inputs_->only_shapes) {
+    StageShapes& shapes = outputs_.shapes.emplace_back(StageShapes{place.stage, instruction.microbatch, {}});
+    output.for_each_tensor([&](const at::Tensor& tensor) {
+      if (tensor.defined()) shapes.outputs.push_back(TensorSpec::of(tensor));
+    });
   }
   std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output);
   add_losses(instruction.stage, instruction.microbatch, output, roots);

@@ -23,6 +23,7 @@ struct StepInputs {
   std::vector<double> weights;       // of each microbatch's loss
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
+  bool only_shapes = false;  // on the meta device, without data
 };
 
 /// What a step leaves on one rank.
@@ -32,6 +33,7 @@ struct StepOutputs {
   // Gradients of what the user gave, to be sent on into the user's own graph.
   std::vector<at::Tensor> given;
   std::vector<at::Tensor> given_gradients;
+  std::vector<StageShapes> shapes;  // if only they were asked for
 };
 
 /// Runs programs: one rank, its stages, and what is in flight between two actions.

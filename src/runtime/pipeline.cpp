@@ -14,6 +14,7 @@
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
+#include "stagecraft/stage/stand_ins.h"
 
 namespace stagecraft {
 namespace {
@@ -107,6 +108,23 @@ class Pipeline::Implementation {
   StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
                                const StepOptions& options) {
     return together([&](StepInputs& inputs) { take_inputs(inputs, arguments, targets, options); }, options, true);
+  }
+
+  std::vector<StageShapes> infer_shapes(const ValueList& arguments, const StepOptions& options) {
+    std::vector<StageShapes> shapes;
+    const auto prepare = [&](StepInputs& inputs) {
+      split_inputs(inputs, arguments, options);
+      inputs.only_shapes = true;
+      inputs.targets.clear();
+      for (ValueList& list : inputs.arguments) {
+        for (Value& value : list) value = on_meta(value);
+      }
+      for (ValueDict& dict : inputs.keywords) {
+        for (auto& [name, value] : dict) value = on_meta(value);
+      }
+    };
+    together(prepare, options, /*training=*/false, &shapes);
+    return shapes;
   }
 
   World& world_;
@@ -253,7 +271,8 @@ class Pipeline::Implementation {
   // --- a step ---
 
   template <typename Prepare>
-  StepResult together(const Prepare& prepare, const StepOptions& options, bool training) {
+  StepResult together(const Prepare& prepare, const StepOptions& options, bool training,
+                      std::vector<StageShapes>* shapes = nullptr) {
     std::exception_ptr own;
     StepResult result;
     try {
@@ -264,7 +283,7 @@ class Pipeline::Implementation {
       inputs.keep_outputs = options.return_outputs || !training;
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
-      result = run(inputs);
+      result = run(inputs, shapes);
     } catch (const AbortedError&) {
       own = std::current_exception();
     } catch (const std::exception& error) {
@@ -294,9 +313,9 @@ class Pipeline::Implementation {
     return "rank " + number(world_.rank().value) + ": " + error.what();
   }
 
-  StepResult run(const StepInputs& inputs) {
+  StepResult run(const StepInputs& inputs, std::vector<StageShapes>* shapes) {
     std::vector<std::function<void()>> back_to_training;
-    if (!inputs.training) {
+    if (!inputs.training && !inputs.only_shapes) {
       for (const Stage& stage : stages_) back_to_training.push_back(stage.enter_evaluation());
     }
     struct Restore {
@@ -310,6 +329,10 @@ class Pipeline::Implementation {
                                           : executor_->run(evaluation_program_, evaluation_, inputs);
     if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
     StepResult result;
+    if (shapes != nullptr) {
+      *shapes = std::move(outputs.shapes);
+      return result;
+    }
     const bool has_losses = has_last() && options_.loss && !inputs.targets.empty();
     if (has_losses) {
       result.losses = std::move(outputs.losses);
@@ -353,6 +376,10 @@ StepResult Pipeline::step_microbatches(const std::vector<ValueList>& arguments, 
 
 StepResult Pipeline::eval(const ValueList& arguments, const StepOptions& options) {
   return implementation_->step(arguments, options, /*training=*/false);
+}
+
+std::vector<StageShapes> Pipeline::infer_shapes(const ValueList& arguments, const StepOptions& options) {
+  return implementation_->infer_shapes(arguments, options);
 }
 
 std::vector<at::Tensor> Pipeline::parameters() const {

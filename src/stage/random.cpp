@@ -83,13 +83,14 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   RandomScope::Streams* streams = RandomScope::current();
   if (streams == nullptr) return op.redispatchBoxed(beyond, stack);
   const c10::Device device = device_of(op, *stack);
+  if (device.is_meta()) return op.redispatchBoxed(beyond, stack);  // nothing is drawn there
   if (const auto argument = generator_argument(op)) {
     c10::IValue& given = torch::jit::peek(*stack, *argument, op.schema().arguments().size());
     if (given.isNone()) given = streams->on(device);
     return op.redispatchBoxed(beyond, stack);
   }
   // On a CPU such an operation is made of others that do take a generator.
-  if (device.is_cpu() || device.is_meta()) return op.redispatchBoxed(beyond, stack);
+  if (device.is_cpu()) return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // the operations it is made of draw from the same
   at::Generator global = at::globalContext().defaultGenerator(device);

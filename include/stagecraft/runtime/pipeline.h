@@ -97,6 +97,13 @@ class StepResult {
   [[nodiscard]] double loss() const;
 };
 
+/// What one stage makes of one microbatch.
+struct StageShapes {
+  StageId stage;
+  MicrobatchId microbatch;
+  std::vector<TensorSpec> outputs;
+};
+
 /// The stages of one rank, ready to run a schedule together with those of the other ranks. All ranks make it, and call
 /// `step` and `eval`, in the same order.
 ///
@@ -120,6 +127,12 @@ class Pipeline {
   /// Forward alone, without graphs, in evaluation mode. Returns the outputs on the rank of the last stage, and the
   /// losses when there is a target.
   StepResult eval(const ValueList& arguments = {}, const StepOptions& options = {});
+
+  /// What a step with these inputs would pass between the stages, found without computing: stages run on the meta
+  /// device, where tensors have shapes and no data, or on zeros where an operation needs data. Parameters, buffers,
+  /// gradients and random state stay as they are. Returns the outputs of this rank's stages for every microbatch.
+  /// Throws like `step` when the shapes do not fit.
+  std::vector<StageShapes> infer_shapes(const ValueList& arguments = {}, const StepOptions& options = {});
 
   /// Of this rank's stages.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;

@@ -212,6 +212,54 @@ TEST(Pipeline, EvalBuildsNoGraphAndWorksWhereNeighboursShareARank) {
   }
 }
 
+TEST(Pipeline, ShapesAreInferredWithoutTouchingAnything) {
+  for (const bool normalises : {false, true}) {  // batch norm has no kernel for the meta device
+    const char* schedule = normalises ? "1F1B" : "ZBVZeroBubble";
+    run_ranks(quick(2), [&](World& world) {
+      std::vector<Stage> stages;
+      std::vector<torch::nn::Sequential> modules;
+      int computed = 0;
+      for (const StageId stage : stages_here(world, schedule)) {
+        const std::int64_t in = 4 + stage.value;
+        modules.push_back(torch::nn::Sequential(torch::nn::Linear(in, in + 1), torch::nn::Dropout(0.5)));
+        if (normalises) modules.back()->push_back(torch::nn::BatchNorm1d(in + 1));
+        auto module = modules.back();
+        stages.push_back(make_stage(stage.value, module.ptr(), [&, module](const StageCall& call) mutable -> Value {
+          computed += call.tensor(0).is_meta() ? 0 : 1;
+          return module->forward(call.tensor(0));
+        }));
+      }
+      std::vector<Tensor> before;
+      for (auto& module : modules) {
+        for (const Tensor& buffer : module->buffers()) before.push_back(buffer.clone());
+        for (const Tensor& parameter : module->parameters()) before.push_back(parameter.detach().clone());
+      }
+      Pipeline pipeline(world, std::move(stages), {.schedule = schedule, .microbatches = 2, .loss = mean_square});
+      const Tensor x = at::randn({5, 4});
+      const std::vector<StageShapes> shapes = pipeline.infer_shapes({x});
+      ASSERT_EQ(shapes.size(), 2 * modules.size());
+      for (const StageShapes& shape : shapes) {
+        const std::int64_t rows = shape.microbatch == MicrobatchId(0) ? 3 : 2;
+        EXPECT_EQ(shape.outputs, (std::vector<TensorSpec>{{{rows, 5 + shape.stage.value}, at::kFloat}}));
+      }
+      EXPECT_EQ(computed > 0, normalises);
+      std::size_t next = 0;
+      for (auto& module : modules) {
+        EXPECT_TRUE(module->is_training());
+        for (const Tensor& buffer : module->buffers()) EXPECT_TRUE(at::equal(buffer, before[next++]));
+        for (const Tensor& parameter : module->parameters()) {
+          EXPECT_TRUE(at::equal(parameter, before[next++]));
+          EXPECT_TRUE(parameter.requires_grad());
+          EXPECT_FALSE(parameter.grad().defined());
+        }
+      }
+      EXPECT_THAT(message_of([&] { pipeline.infer_shapes({at::randn({5, 3})}); }), HasSubstr("stage 0, microbatch 0"));
+      const std::int64_t width = 4 + pipeline.schedule().stages();
+      EXPECT_EQ(pipeline.step({x}, {.target = at::zeros({5, width})}).has_loss(), pipeline.has_last_stage());
+    });
+  }
+}
+
 TEST(Pipeline, ModulesKnowStageAndMicrobatchAndKeepTheirMode) {
   run_ranks(quick(1), [](World& world) {
     auto module = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Dropout(0.5));
