@@ -7,6 +7,7 @@ shapes with one thread (the cost of staging is measured, not how many cores a pr
 
   width 16:   at most 1.15 (zero bubble 1.35) times the bare loop; at least 3.5 (5) times faster than torch
   width 512:  at most 1.02 times the bare loop
+  two ranks as threads: at most 1.1 times what the schedule and the measured times of the actions allow
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 
 ROUNDS = 5
+TARGET_OVER_IDEAL = 1.10
 SCHEDULES = ("Interleaved1F1B", "InterleavedZeroBubble")
 # width, rows per microbatch, microbatches, stages, limits on (ours / bare, torch / ours) per schedule
 CPU_CASES = (
@@ -78,6 +80,19 @@ def run(command):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def two_ranks(binary, rows):
+    """Two ranks as threads: the step's time beside that of its own actions without any waiting but for inputs."""
+    missed = []
+    print(f"\n{'two ranks as threads':<22} {'step ms':>8} {'ideal ms':>8} {'step/ideal':>10}")
+    for name, per_rank in (("1F1B", 1), ("ZB-H1", 1), ("Interleaved1F1B", 2), ("InterleavedZeroBubble", 2)):
+        best = min((run([binary, name, "2", str(per_rank), "8", "256", "64"]) for _ in range(ROUNDS)), key=lambda r: r["over_ideal"])
+        print(f"{name:<22} {1e3 * best['step']:>8.3f} {1e3 * best['ideal']:>8.3f} {best['over_ideal']:>9.2f}x", flush=True)
+        rows.append({"schedule": name, "ranks": 2, **best})
+        if best["over_ideal"] > TARGET_OVER_IDEAL:
+            missed.append(f"{name} on two threads: {best['over_ideal']:.2f} times the ideal step, at most {TARGET_OVER_IDEAL} wanted")
+    return missed
+
+
 def keep_best(best, measured):
     for key, seconds in measured.items():
         best[key] = min(best.get(key, seconds), seconds)
@@ -88,6 +103,7 @@ def main():
     parser.add_argument("--ours", required=True)
     parser.add_argument("--json")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", help="threads_bench: two ranks as threads beside what the schedule allows")
     options = parser.parse_args()
     rows, missed = [], []
     print(f"{'schedule':<22} {'width':>5} {'ours ms':>8} {'bare ms':>8} {'ours/bare':>9} {'torch ms':>9} {'torch/ours':>10} {'torch/its loop':>14}")
@@ -107,6 +123,8 @@ def main():
                 missed.append(f"{name}, width {width}: {over_bare:.2f} times the bare loop, at most {most} wanted")
             if least and faster < least:
                 missed.append(f"{name}, width {width}: {faster:.1f} times faster than torch, at least {least} wanted")
+    if options.threads:
+        missed += two_ranks(options.threads, rows)
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"device": options.device, "steps": rows}, file, indent=1)

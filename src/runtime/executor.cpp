@@ -84,19 +84,21 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
   timeline.clear();
   const at::AutoGradMode mode(inputs.training);
   const Row& row = schedule.rows[world_.rank().index()];
-  for (const Instruction& instruction : program) {
-    const Action whole = row[instruction.step];
-    const Action action = instruction.other == 0 && whole.is_overlap() ? whole.second() : whole.first();
+  for (std::size_t i = 0; i < program.size(); ++i) {
+    const Action& action = row[program[i].step];
     try {
-      if (instruction.other == 1) begin_overlap();
-      execute(instruction, action);
-      if (instruction.other == 0) end_overlap();
+      if (action.is_overlap()) {
+        execute_overlap(program[i], program[i + 1], action);
+        ++i;
+      } else {
+        execute(program[i], action);
+      }
     } catch (const AbortedError&) {
       throw;
     } catch (const c10::Error& error) {
-      fail(schedule, instruction, action, error.what_without_backtrace());
+      fail(schedule, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      fail(schedule, instruction, action, error.what());
+      fail(schedule, error.what());
     }
   }
   inputs_ = nullptr;
@@ -105,6 +107,19 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
 
 // The halves of an overlap are in flight together: the first is issued to a stream beside the rank's own, the second to
 // the rank's own, which then waits for the other. On a CPU they run one after the other.
+void Executor::execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap) {
+  const std::function<void()> both = [&] {
+    begin_overlap();
+    execute(first, overlap.first());
+    if (main_stream_) c10::impl::VirtualGuardImpl(main_stream_->device_type()).exchangeStream(*main_stream_);
+    execute(second, overlap.second());
+    end_overlap();
+  };
+  const auto& handler = handlers[static_cast<std::size_t>(ActionKind::kOverlap)];
+  if (!handler) return both();
+  current_ = &first;
+  handler(ActionContext(stages_[first.stage], overlap, both));
+}
 
 void Executor::begin_overlap() {
   const at::Device device = world_.device();
@@ -127,6 +142,7 @@ void Executor::end_overlap() {
 }
 
 void Executor::execute(const Instruction& instruction, const Action& action) {
+  current_ = &instruction;
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
@@ -141,9 +157,6 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
     perform(instruction);
   }
   if (record) timeline.push_back({action, start, now(), waited_, bytes_});
-  if (instruction.other == 1 && main_stream_) {
-    c10::impl::VirtualGuardImpl(main_stream_->device_type()).exchangeStream(*main_stream_);
-  }
 }
 
 void Executor::perform(const Instruction& instruction) {
@@ -456,8 +469,9 @@ void Executor::send(const Instruction& instruction) {
 
 // --- failure ---
 
-void Executor::fail(const Schedule& schedule, const Instruction& instruction, const Action& action,
-                    const std::string& why) const {
+void Executor::fail(const Schedule& schedule, const std::string& why) const {
+  const Instruction& instruction = *current_;
+  const Action& action = schedule.rows[world_.rank().index()][instruction.step];
   constexpr int kAround = 3;
   const int rank = world_.rank().value;
   const int step = static_cast<int>(instruction.step);

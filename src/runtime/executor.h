@@ -85,6 +85,7 @@ class Executor {
   }
 
   void execute(const Instruction& instruction, const Action& action);
+  void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
   void begin_overlap();
   void end_overlap();
   void perform(const Instruction& instruction);
@@ -102,8 +103,8 @@ class Executor {
   void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
   [[nodiscard]] at::Tensor checked_loss(const at::Tensor& loss, StageId stage, const char* what) const;
   at::Tensor seed_for(const at::Tensor& loss, double weight);
-  [[noreturn]] void fail(const Schedule& schedule, const Instruction& instruction, const Action& action,
-                         const std::string& why) const;
+  /// At the instruction that runs.
+  [[noreturn]] void fail(const Schedule& schedule, const std::string& why) const;
 
   World& world_;
   const std::vector<Stage>& stages_;
@@ -113,6 +114,7 @@ class Executor {
   std::vector<Place> places_;
   std::vector<Flight> flights_;
   const StepInputs* inputs_ = nullptr;
+  const Instruction* current_ = nullptr;  // what runs, for errors
   StepOutputs outputs_;
   at::Tensor last_seed_;
   double last_weight_ = 0;

@@ -33,9 +33,7 @@ Program compile(const Schedule& schedule, RankId rank) {
   for (std::size_t step = 0; step < row.size(); ++step) {
     if (row[step].is_idle()) continue;
     program.push_back(translate(schedule, rank, row[step].first(), step));
-    if (!row[step].is_overlap()) continue;
-    program.back().other = 1;
-    program.push_back(translate(schedule, rank, row[step].second(), step));
+    if (row[step].is_overlap()) program.push_back(translate(schedule, rank, row[step].second(), step));
   }
   return program;
 }

@@ -11,15 +11,14 @@ struct Instruction {
   ActionKind kind = ActionKind::kIdle;
   std::uint32_t stage = 0;  // among the rank's own stages
   MicrobatchId microbatch;
-  RankId peer{-1};          // of a message
-  std::uint32_t next = 0;   // of a forward or backward: the neighbour on this rank that takes its result; or kNobody
-  std::uint32_t step = 0;   // in the rank's row, for errors
-  std::uint32_t other = 0;  // of the first half of an overlap: 1, and the second half follows
+  RankId peer{-1};         // of a message
+  std::uint32_t next = 0;  // of a forward or backward: the neighbour on this rank that takes its result; or kNobody
+  std::uint32_t step = 0;  // in the rank's row, for errors
 
   static constexpr std::uint32_t kNobody = UINT32_MAX;
 };
 
-/// What one rank does in a step, flat.
+/// What one rank does in a step, flat. The halves of an overlap are two instructions of one step.
 using Program = std::vector<Instruction>;
 
 /// `schedule` is lowered and verified.

@@ -388,6 +388,29 @@ TEST(Pipeline, HandlersReplaceOrWrapActions) {
   });
 }
 
+TEST(Pipeline, AnOverlapHasAHandlerOfItsOwn) {
+  run_ranks(quick(2), [](World& world) {
+    std::vector<Stage> stages;
+    for (const StageId stage : stages_here(world, "DualPipeV")) stages.push_back(make_stage(stage.value, layer()));
+    Pipeline pipeline(world, std::move(stages), {.schedule = "DualPipeV", .microbatches = 6, .loss = mean_square});
+    int overlaps = 0;
+    pipeline.on(ActionKind::kOverlap, [&](const ActionContext& context) {
+      EXPECT_TRUE(context.action().is_overlap());
+      context.run();
+      ++overlaps;
+    });
+    const Tensor x = at::randn({6, 4});
+    pipeline.step({x}, {.target = x});
+    const Row& row = pipeline.schedule().rows[world.rank().index()];
+    EXPECT_EQ(overlaps,
+              std::count_if(row.begin(), row.end(), [](const Action& action) { return action.is_overlap(); }));
+    EXPECT_GT(overlaps, 0);
+    for (const Tensor& parameter : pipeline.parameters()) EXPECT_TRUE(parameter.grad().defined());
+    pipeline.on(ActionKind::kOverlap, [](const ActionContext&) { throw std::runtime_error("not these"); });
+    EXPECT_THAT(message_of([&] { pipeline.step({x}, {.target = x}); }), HasSubstr("not these"));
+  });
+}
+
 TEST(Pipeline, TimelineTellsWhatHappened) {
   run_ranks(quick(2), [](World& world) {
     Pipeline pipeline(world, {stage_for(world)}, {.microbatches = 2, .loss = mean_square});
