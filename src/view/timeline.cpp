@@ -134,7 +134,8 @@ void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, c
 <rect x="{}" y="{}" width="{}" height="{}" fill="url(#stagecraft-idle)"/>
 <g text-anchor="middle" font-size="{}">
 )svg",
-                       num(kLeft - 8), num(y + kRow / 2 + 4), r, num(kLeft), num(y), num(kChart), num(kRow), num(kFont));
+                       num(kLeft - 8), num(y + kRow / 2 + 4), r, num(kLeft), num(y), num(kChart), num(kRow),
+                       num(kFont));
     for (const Span& span : ranks[r]) {
       if (!is_compute(span.action.kind())) continue;
       const auto index = std::lower_bound(stages.begin(), stages.end(), span.action.stage()) - stages.begin();

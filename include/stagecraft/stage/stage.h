@@ -47,8 +47,8 @@ struct StageOptions {
   /// microbatch. Empty: anything goes.
   std::vector<TensorSpec> inputs = {};
   std::vector<TensorSpec> outputs = {};
-  /// Added to the loss, each stage its own: a scalar made from the outputs, weighted like the loss (evenly on a rank that
-  /// has neither the first stage nor the last and so does not know the rows).
+  /// Added to the loss, each stage its own: a scalar made from the outputs, weighted like the loss (evenly on a rank
+  /// that has neither the first stage nor the last and so does not know the rows).
   std::function<at::Tensor(const Value& output)> auxiliary_loss = {};
   /// For layers that compute weight gradients themselves: called right after the autograd backward of a microbatch, it
   /// returns the work that the weight part (or the full backward, at once) runs.
