@@ -1,7 +1,6 @@
 #include "executor.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/record_function.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -13,32 +12,9 @@
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/table.h"
 #include "stagecraft/stage/packing.h"
-#include "stagecraft/stage/random.h"
-#include "stagecraft/stage/stand_ins.h"
 
 namespace stagecraft {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-/// The same data as the beginning of another graph; it keeps in mind whether a gradient is wanted.
-at::Tensor as_leaf(const at::Tensor& tensor, bool training) {
-  if (!tensor.defined()) return tensor;
-  at::Tensor leaf = tensor.detach();
-  if (training && tensor.requires_grad()) leaf.set_requires_grad(true);
-  return leaf;
-}
-
-bool any_needs_gradient(const Value& value) {
-  bool needs = false;
-  value.for_each_tensor([&](const at::Tensor& tensor) { needs |= tensor.defined() && tensor.requires_grad(); });
-  return needs;
-}
-
-void add_to(at::Tensor& sum, at::Tensor more) {
-  if (!more.defined()) return;
-  sum = sum.defined() ? sum + more : std::move(more);
-}
 
 std::int64_t bytes_of(const Message& message) {
   std::int64_t bytes = 0;
@@ -49,6 +25,10 @@ std::int64_t bytes_of(const Message& message) {
 }
 
 }  // namespace
+
+double Executor::now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 Executor::Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options,
                    const Schedule& schedule, const Wiring& wiring)
@@ -184,270 +164,6 @@ void Executor::perform(const Instruction& instruction) {
   }
 }
 
-// --- forward ---
-
-void Executor::await_input(std::uint32_t stage, MicrobatchId microbatch) {
-  Flight& in = flight(stage, microbatch);
-  const Place& place = places_[stage];
-  if (in.has_input || place.is_first) return;
-  const double begin = record ? now() : 0;
-  const Tag tag{Channel::kForward, place.stage - 1, place.stage, microbatch};
-  in.incoming = unpack(world_.transport().receive(place.before, tag, world_.timeout()));
-  in.has_input = true;
-  if (record) waited_ += now() - begin;
-}
-
-Value Executor::with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const {
-  if (!inputs_->training || !any_needs_gradient(value)) return value;
-  return value.map_tensors([&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.requires_grad()) return tensor;
-    in.given.push_back(tensor);
-    leaves.push_back(as_leaf(tensor, true));
-    return leaves.back();
-  });
-}
-
-/// `leaves` gets what the backward gives gradients to: the tensors of the items that the stage takes, then those of the
-/// user's that need a gradient.
-ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves) {
-  Flight& in = flight(stage, microbatch);
-  const Place& place = places_[stage];
-  ValueList arguments;
-  if (place.is_first) {
-    for (const Value& argument : inputs_->arguments[microbatch.index()]) {
-      arguments.push_back(with_leaves_for_given(argument, in, leaves));
-    }
-    return arguments;
-  }
-  const auto& wired = wiring_.arguments(place.stage);
-  in.tensors_before.clear();
-  for (const Value& item : in.incoming) in.tensors_before.push_back(static_cast<std::uint32_t>(item.count_tensors()));
-  in.leaves.assign(in.incoming.size(), -1);
-  const auto take = [&](std::size_t item, bool gradient) -> Value {
-    if (!gradient) return in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
-    if (in.leaves[item] < 0) {
-      in.leaves[item] = static_cast<std::int32_t>(leaves.size());
-      in.incoming[item].for_each_tensor([&](const at::Tensor& tensor) { leaves.push_back(tensor); });
-    }
-    if (!stages_[stage].options().copy_inputs) return in.incoming[item];
-    return in.incoming[item].map_tensors([](const at::Tensor& t) { return t.defined() ? t.clone() : t; });
-  };
-  if (!wired.empty()) {
-    for (const auto& argument : wired)
-      arguments.push_back(take(static_cast<std::size_t>(argument.item), argument.gradient));
-    return arguments;
-  }
-  // All that the stage before returned is one item, the list of the arguments.
-  const auto& items = wiring_.after(place.stage - 1);
-  const auto all = std::find(items.begin(), items.end(), Wiring::Item{place.stage.value - 1, Wiring::kAll});
-  return take(static_cast<std::size_t>(all - items.begin()), true).list();
-}
-
-/// Puts what crosses the next boundary into the flight, and returns the tensors that gradients will come back for.
-std::vector<at::Tensor> Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
-  const Place& place = places_[stage];
-  const bool training = inputs_->training;
-  const auto leaf = [&](const at::Tensor& tensor) { return as_leaf(tensor, training); };
-  std::vector<at::Tensor> roots;
-  if (place.is_last) return roots;
-  const ValueList results = as_arguments(output);
-  const auto& items = wiring_.after(place.stage);
-  const auto& relayed = wiring_.relayed(place.stage);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (relayed[i] >= 0) {
-      in.outgoing.push_back(in.incoming[static_cast<std::size_t>(relayed[i])].map_tensors(leaf));
-      continue;
-    }
-    const int wanted = items[i].output;
-    if (wanted != Wiring::kAll && static_cast<std::size_t>(wanted) >= results.size()) {
-      throw InvalidArgument("stage " + std::to_string(place.stage.value) + " returned " +
-                            std::to_string(results.size()) + " outputs, but an edge takes output " +
-                            std::to_string(wanted) + ": return it, or change the edge");
-    }
-    const Value made = wanted == Wiring::kAll ? Value(results) : results[static_cast<std::size_t>(wanted)];
-    if (training) made.for_each_tensor([&](const at::Tensor& tensor) { roots.push_back(tensor); });
-    in.outgoing.push_back(made.map_tensors(leaf));
-  }
-  return roots;
-}
-
-at::Tensor Executor::checked_loss(const at::Tensor& loss, StageId stage, const char* what) const {
-  if (!loss.defined() || loss.numel() != 1) {
-    std::ostringstream got;
-    if (loss.defined()) {
-      got << "shape " << loss.sizes();
-    } else {
-      got << "nothing";
-    }
-    throw InvalidArgument(std::string("the ") + what + " of stage " + std::to_string(stage.value) +
-                          " must be one number, got " + got.str() + ": reduce it with mean() or sum()");
-  }
-  return loss;
-}
-
-at::Tensor Executor::seed_for(const at::Tensor& loss, double weight) {
-  const bool same = last_seed_.defined() && last_weight_ == weight && last_seed_.sizes() == loss.sizes() &&
-                    last_seed_.scalar_type() == loss.scalar_type() && last_seed_.device() == loss.device();
-  if (!same) {
-    last_seed_ = at::full_like(loss.detach(), weight);
-    last_weight_ = weight;
-  }
-  return last_seed_;
-}
-
-void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output,
-                          std::vector<at::Tensor>& roots) {
-  const Place& place = places_[stage];
-  Flight& in = flight(stage, microbatch);
-  const double weight = inputs_->weights[microbatch.index()];
-  const auto add_root = [&](const at::Tensor& loss) {
-    if (!inputs_->training) return;
-    roots.push_back(loss);
-    in.seeds.push_back(seed_for(loss, weight));
-  };
-  if (place.is_last && options_.loss && !inputs_->targets.empty()) {
-    const at::Tensor loss = checked_loss(
-        options_.loss(output, inputs_->targets[microbatch.index()], *inputs_->loss_keywords), place.stage, "loss");
-    outputs_.losses[microbatch.index()] = loss.detach();
-    add_root(loss);
-  }
-  if (stages_[stage].options().auxiliary_loss && inputs_->training) {
-    add_root(checked_loss(stages_[stage].options().auxiliary_loss(output), place.stage, "auxiliary loss"));
-  }
-}
-
-void Executor::forward(const Instruction& instruction) {
-  await_input(instruction.stage, instruction.microbatch);
-  Flight& in = flight(instruction.stage, instruction.microbatch);
-  const Place& place = places_[instruction.stage];
-  std::vector<at::Tensor> leaves;
-  const ValueList arguments = gather_arguments(instruction.stage, instruction.microbatch, leaves);
-  ValueDict keywords;
-  for (const auto& [name, value] : inputs_->keywords[instruction.microbatch.index()]) {
-    keywords.emplace_back(name, with_leaves_for_given(value, in, leaves));
-  }
-  const StageOptions& options = stages_[instruction.stage].options();
-  if (!options.inputs.empty()) {
-    check_tensors(arguments, options.inputs, place.stage, instruction.microbatch, "input");
-  }
-  Value output;
-  {
-    const RandomScope random(options_.seed, place.stage, instruction.microbatch, inputs_->number);
-    const Stage& stage = stages_[instruction.stage];
-    const StageCall call{place.stage, instruction.microbatch, arguments, keywords};
-    output = inputs_->only_shapes ? infer_output(stage, call, world_.device()) : stage.forward(call);
-  }
-  if (!options.outputs.empty()) {
-    check_tensors(as_arguments(output), options.outputs, place.stage, instruction.microbatch, "output");
-  }
-  if (inputs_->only_shapes) {
-    StageShapes& shapes = outputs_.shapes.emplace_back(StageShapes{place.stage, instruction.microbatch, {}});
-    output.for_each_tensor([&](const at::Tensor& tensor) {
-      if (tensor.defined()) shapes.outputs.push_back(TensorSpec::of(tensor));
-    });
-  }
-  std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output);
-  add_losses(instruction.stage, instruction.microbatch, output, roots);
-  if (place.is_last && inputs_->keep_outputs) {
-    outputs_.outputs[instruction.microbatch.index()] =
-        output.map_tensors([](const at::Tensor& tensor) { return tensor.detach(); });
-  }
-  if (inputs_->training) in.backward = Backward(roots, leaves);
-  in.incoming.clear();
-  in.has_input = false;
-  if (instruction.next != Instruction::kNobody) {
-    Flight& next = flight(instruction.next, instruction.microbatch);
-    next.incoming = std::move(in.outgoing);
-    next.has_input = true;
-    in.outgoing.clear();
-  }
-}
-
-// --- backward ---
-
-void Executor::await_gradient(std::uint32_t stage, MicrobatchId microbatch) {
-  Flight& in = flight(stage, microbatch);
-  const Place& place = places_[stage];
-  if (in.has_gradient || place.is_last) return;
-  const double begin = record ? now() : 0;
-  const Tag tag{Channel::kBackward, place.stage + 1, place.stage, microbatch};
-  for (const Value& item : unpack(world_.transport().receive(place.after, tag, world_.timeout()))) {
-    auto& gradients = in.gradients_in.emplace_back();
-    item.for_each_tensor([&](const at::Tensor& tensor) { gradients.push_back(tensor); });
-  }
-  in.has_gradient = true;
-  if (record) waited_ += now() - begin;
-}
-
-/// `gradients` are those of the leaves, in their order.
-void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients) {
-  const Place& place = places_[stage];
-  for (std::size_t i = 0; i < in.given.size(); ++i) {
-    at::Tensor& gradient = gradients[gradients.size() - in.given.size() + i];
-    if (!gradient.defined()) continue;
-    outputs_.given.push_back(in.given[i]);
-    outputs_.given_gradients.push_back(std::move(gradient));
-  }
-  if (place.is_first) return;
-  const auto& relayed = wiring_.relayed(place.stage);
-  in.gradients_out.assign(in.tensors_before.size(), {});
-  for (std::size_t item = 0; item < in.tensors_before.size(); ++item) {
-    auto& back = in.gradients_out[item];
-    back.resize(in.tensors_before[item]);
-    if (in.leaves[item] >= 0) {
-      for (std::size_t k = 0; k < back.size(); ++k) {
-        back[k] = std::move(gradients[static_cast<std::size_t>(in.leaves[item]) + k]);
-      }
-    }
-    // A value that went on to later stages comes back with their gradients.
-    for (std::size_t after = 0; after < relayed.size(); ++after) {
-      if (relayed[after] != static_cast<int>(item) || after >= in.gradients_in.size()) continue;
-      for (std::size_t k = 0; k < back.size(); ++k) add_to(back[k], in.gradients_in[after][k]);
-    }
-  }
-}
-
-void Executor::backward(const Instruction& instruction) {
-  await_gradient(instruction.stage, instruction.microbatch);
-  Flight& in = flight(instruction.stage, instruction.microbatch);
-  Place& place = places_[instruction.stage];
-  const StageOptions& options = stages_[instruction.stage].options();
-  std::vector<at::Tensor> arriving;
-  const auto& relayed = wiring_.relayed(place.stage);
-  for (std::size_t item = 0; item < in.gradients_in.size(); ++item) {
-    if (relayed[item] >= 0) continue;
-    arriving.insert(arriving.end(), in.gradients_in[item].begin(), in.gradients_in[item].end());
-  }
-  arriving.insert(arriving.end(), in.seeds.begin(), in.seeds.end());
-
-  const bool whole = instruction.kind == ActionKind::kBackward;
-  const bool at_once = whole || options.full_backward || options.deferred_weights;
-  std::vector<at::Tensor> gradients =
-      at_once ? in.backward.full(arriving) : in.backward.input_part(arriving, place.planner);
-  if (options.deferred_weights) in.weights = options.deferred_weights();
-  pass_gradients_back(instruction.stage, in, gradients);
-  in.gradients_in.clear();
-  in.has_gradient = false;
-  in.seeds.clear();
-  in.given.clear();
-  if (!whole && at_once && !in.weights) in.weights = [] {};  // there is nothing left for the weight part
-  if (whole && in.weights) std::exchange(in.weights, nullptr)();
-  if (instruction.next != Instruction::kNobody) {
-    Flight& next = flight(instruction.next, instruction.microbatch);
-    next.gradients_in = std::move(in.gradients_out);
-    next.has_gradient = true;
-    in.gradients_out.clear();
-  }
-}
-
-void Executor::weight_part(const Instruction& instruction) {
-  Flight& in = flight(instruction.stage, instruction.microbatch);
-  if (in.weights) return std::exchange(in.weights, nullptr)();
-  in.backward.weight_part();
-}
-
-// --- messages ---
-
 void Executor::send(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.microbatch);
   const StageId stage = places_[instruction.stage].stage;
@@ -466,8 +182,6 @@ void Executor::send(const Instruction& instruction) {
                 instruction.microbatch};
   world_.transport().send(instruction.peer, tag, std::move(message));
 }
-
-// --- failure ---
 
 void Executor::fail(const Schedule& schedule, const std::string& why) const {
   const Instruction& instruction = *current_;

@@ -10,21 +10,9 @@
 #include "program.h"
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
+#include "step_inputs.h"
 
 namespace stagecraft {
-
-/// The inputs of one step on one rank, cut into microbatches.
-struct StepInputs {
-  bool training = true;
-  std::uint64_t number = 0;          // of the step
-  std::vector<ValueList> arguments;  // by microbatch; of the first stage
-  std::vector<ValueDict> keywords;   // by microbatch
-  std::vector<Value> targets;        // by microbatch; empty when there are none
-  std::vector<double> weights;       // of each microbatch's loss
-  const ValueDict* loss_keywords = nullptr;
-  bool keep_outputs = false;
-  bool only_shapes = false;  // on the meta device, without data
-};
 
 /// What a step leaves on one rank.
 struct StepOutputs {
@@ -83,6 +71,9 @@ class Executor {
   Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
     return flights_[stage * microbatches_ + microbatch.index()];
   }
+
+  /// Seconds on the clock of the timelines.
+  static double now();
 
   void execute(const Instruction& instruction, const Action& action);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);

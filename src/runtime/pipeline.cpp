@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <fstream>
-#include <numeric>
 #include <sstream>
 
 #include "executor.h"
@@ -15,6 +14,7 @@
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/stage/stand_ins.h"
+#include "step_inputs.h"
 
 namespace stagecraft {
 namespace {
@@ -79,10 +79,6 @@ bool trains(const Schedule& schedule) {
   return false;
 }
 
-Split split_of(const std::vector<Split>& splits, std::size_t position) {
-  return position < splits.size() ? splits[position] : Split();
-}
-
 }  // namespace
 
 double StepResult::loss() const {
@@ -102,18 +98,19 @@ class Pipeline::Implementation {
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
-    return together([&](StepInputs& inputs) { split_inputs(inputs, arguments, options); }, options, training);
+    return together([&](StepInputs& inputs) { splitter_->split_batch(inputs, arguments, options); }, options, training);
   }
 
   StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
                                const StepOptions& options) {
-    return together([&](StepInputs& inputs) { take_inputs(inputs, arguments, targets, options); }, options, true);
+    return together([&](StepInputs& inputs) { splitter_->take_microbatches(inputs, arguments, targets, options); },
+                    options, true);
   }
 
   std::vector<StageShapes> infer_shapes(const ValueList& arguments, const StepOptions& options) {
     std::vector<StageShapes> shapes;
     const auto prepare = [&](StepInputs& inputs) {
-      split_inputs(inputs, arguments, options);
+      splitter_->split_batch(inputs, arguments, options);
       inputs.only_shapes = true;
       inputs.targets.clear();
       for (ValueList& list : inputs.arguments) {
@@ -135,7 +132,9 @@ class Pipeline::Implementation {
   std::optional<Wiring> wiring_;
   Program training_program_;
   Program evaluation_program_;
+  std::optional<InputSplitter> splitter_;
   std::optional<Executor> executor_;
+  bool trains_ = false;
   std::uint64_t steps_ = 0;
 
  private:
@@ -156,6 +155,8 @@ class Pipeline::Implementation {
     wiring_.emplace(schedule_.stages(), options_.edges);
     training_program_ = compile(schedule_, world_.rank());
     evaluation_program_ = compile(evaluation_, world_.rank());
+    trains_ = trains(schedule_);
+    splitter_.emplace(options_, schedule_.microbatches, has_first(), has_last());
     executor_.emplace(world_, stages_, options_, schedule_, *wiring_);
   }
 
@@ -178,87 +179,15 @@ class Pipeline::Implementation {
     }
   }
 
-  [[nodiscard]] int microbatches() const { return schedule_.microbatches; }
   [[nodiscard]] bool has_first() const { return stages_.front().index().value == 0; }
   [[nodiscard]] bool has_last() const { return stages_.back().index().value + 1 == schedule_.stages(); }
-
-  // --- inputs ---
-
-  void split_inputs(StepInputs& inputs, const ValueList& arguments, const StepOptions& options) const {
-    inputs.arguments.resize(static_cast<std::size_t>(microbatches()));
-    std::vector<std::int64_t> rows;
-    if (has_first()) {
-      for (std::size_t i = 0; i < arguments.size(); ++i) {
-        const std::string what = "argument " + number(static_cast<std::int64_t>(i));
-        const Split how = split_of(options_.argument_splits, i);
-        if (rows.empty()) rows = split_sizes(arguments[i], how, microbatches(), what);
-        const std::vector<Value> parts = split(arguments[i], how, microbatches(), what);
-        for (std::size_t m = 0; m < parts.size(); ++m) inputs.arguments[m].push_back(parts[m]);
-      }
-    }
-    split_keywords(inputs, options.keywords);
-    if (has_last() && !options.target.is_none()) {
-      inputs.targets = split(options.target, options_.target_split, microbatches(), "target");
-      const auto sizes = split_sizes(options.target, options_.target_split, microbatches(), "target");
-      if (!sizes.empty()) rows = sizes;
-    }
-    weigh(inputs, rows);
-  }
-
-  void split_keywords(StepInputs& inputs, const ValueDict& keywords) const {
-    inputs.keywords.resize(static_cast<std::size_t>(microbatches()));
-    for (const auto& [name, value] : keywords) {
-      const auto found = options_.keyword_splits.find(name);
-      const Split how = found == options_.keyword_splits.end() ? Split() : found->second;
-      const std::vector<Value> parts = split(value, how, microbatches(), "keyword '" + name + "'");
-      for (std::size_t m = 0; m < parts.size(); ++m) inputs.keywords[m].emplace_back(name, parts[m]);
-    }
-  }
-
-  void take_inputs(StepInputs& inputs, const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
-                   const StepOptions& options) const {
-    const auto count = static_cast<std::size_t>(microbatches());
-    const auto check = [&](bool needed, std::size_t got, const char* what) {
-      if (!needed || got == count) return;
-      throw InvalidArgument("there are " + number(microbatches()) + " microbatches, but " +
-                            number(static_cast<std::int64_t>(got)) + " " + what + ": give one per microbatch");
-    };
-    check(has_first(), arguments.size(), "lists of arguments");
-    check(has_last() && !targets.empty(), targets.size(), "targets");
-    inputs.arguments = has_first() ? arguments : std::vector<ValueList>(count);
-    split_keywords(inputs, options.keywords);
-    if (has_last()) inputs.targets = targets;
-    std::vector<std::int64_t> rows;
-    for (std::size_t m = 0; m < inputs.targets.size(); ++m) {
-      std::int64_t size = 0;
-      inputs.targets[m].for_each_tensor([&](const at::Tensor& tensor) {
-        if (size == 0 && tensor.defined() && tensor.dim() > 0) size = tensor.size(0);
-      });
-      if (size > 0) rows.push_back(size);
-    }
-    if (rows.size() != count) rows.clear();
-    weigh(inputs, rows);
-  }
-
-  /// A mean over rows of unequal microbatches is a weighted mean of their means.
-  void weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const {
-    const auto count = static_cast<std::size_t>(microbatches());
-    if (options_.loss_scale == LossScale::kSum) {
-      inputs.weights.assign(count, 1.0);
-    } else if (rows.empty()) {
-      inputs.weights.assign(count, 1.0 / static_cast<double>(count));
-    } else {
-      const auto total = static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
-      for (const std::int64_t size : rows) inputs.weights.push_back(static_cast<double>(size) / total);
-    }
-  }
 
   void check_inputs(const StepInputs& inputs, const ValueList* first) const {
     if (has_first() && (first == nullptr || first->empty()) && inputs.keywords.front().empty()) {
       throw InvalidArgument("the first stage is on this rank and got no input: give step its arguments");
     }
     if (!inputs.training) return;
-    if (!trains(schedule_)) {
+    if (!trains_) {
       throw InvalidArgument("the schedule " + schedule_.name + " has no backward: use eval, or a schedule that trains");
     }
     if (!has_last()) return;

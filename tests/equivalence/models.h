@@ -25,9 +25,7 @@ struct Model {
   std::function<PiecePtr(int stage, int stages)> make;
   std::function<std::vector<Edge>(int stages)> edges = [](int) { return std::vector<Edge>(); };
   /// Of one microbatch.
-  std::function<at::Tensor(std::int64_t rows)> input = [](std::int64_t rows) {
-    return at::randn({rows, kWidth}, at::kDouble);
-  };
+  std::function<at::Tensor(std::int64_t rows)> input = [](std::int64_t rows) { return at::randn({rows, kWidth}); };
 };
 
 /// Where everything runs: STAGECRAFT_TEST_DEVICE, or the CPU.
@@ -124,7 +122,7 @@ struct BatchNorm : Linear {
 template <typename Module, typename... Arguments>
 PiecePtr made(Arguments... arguments) {
   auto module = std::make_shared<Module>(arguments...);
-  module->to(device(), at::kDouble);
+
   return module;
 }
 

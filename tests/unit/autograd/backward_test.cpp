@@ -271,7 +271,39 @@ TEST(Backward, LayerNormAttentionBlock) {
         1);
 }
 
-TEST(Backward, HooksFireOnceAndPostAccumulateHooksToo) {
+struct CountAccumulations : torch::autograd::PostAccumulateGradHook {
+  explicit CountAccumulations(int& counter) : count(counter) {}
+  void operator()(const Tensor&) override { ++count; }
+  int& count;
+};
+
+TEST(Backward, PostAccumulateHooksFireOncePerMicrobatch) {
+  const Tensor w = weight({4, 4}), v = weight({4});
+  for (const bool split : {false, true}) {
+    int shared = 0, single = 0;
+    torch::autograd::impl::set_post_acc_grad_hooks(w, std::make_unique<CountAccumulations>(shared));
+    torch::autograd::impl::set_post_acc_grad_hooks(v, std::make_unique<CountAccumulations>(single));
+    BackwardPlanner planner;
+    for (int microbatch = 1; microbatch <= 3; ++microbatch) {
+      const Tensor x = input({3, 4});
+      const Tensor y = at::matmul(at::matmul(x, w), w) * v;  // one weight twice
+      Backward backward(Tensors{y}, Tensors{x});
+      if (split) {
+        backward.input_part({at::ones_like(y)}, planner);
+        EXPECT_EQ(shared, microbatch - 1) << "the input part fired a weight's hook";
+        backward.weight_part();
+      } else {
+        backward.full({at::ones_like(y)});
+      }
+      EXPECT_EQ(shared, microbatch);
+      EXPECT_EQ(single, microbatch);
+    }
+    torch::autograd::impl::set_post_acc_grad_hooks(w, nullptr);
+    torch::autograd::impl::set_post_acc_grad_hooks(v, nullptr);
+  }
+}
+
+TEST(Backward, HooksOnTensorsFireOnce) {
   const Tensor w = weight({4, 4});
   for (const bool split : {false, true}) {
     int seen = 0;
