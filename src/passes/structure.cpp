@@ -157,7 +157,7 @@ class Structure {
   }
 
   [[nodiscard]] Refusal refuse_misfit(const Action& action, RankId rank, std::size_t step) const {
-    const Action part = fits(action.first(), rank) ? action.second() : action.first();
+    const Action part = Fit(schedule_)(action.first(), rank) ? action.second() : action.first();
     return refuse_at(schedule_, rank, step, misfit(schedule_, part, rank));
   }
 
@@ -200,12 +200,6 @@ class Structure {
     const bool forward = a.kind() == ActionKind::kForward;
     const StageId neighbour = forward ? a.stage() - 1 : a.stage() + 1;
     return (past_(neighbour, a.microbatch()) & (forward ? kForward : kGradient)) != 0;
-  }
-
-  [[nodiscard]] bool fits(const Action& a, RankId rank) const {
-    const std::size_t s = a.stage().index();
-    if (s >= stages_.size() || stages_[s].rank != rank || (stages_[s].misfits & bit(a.kind())) != 0) return false;
-    return !has_microbatch(a.kind()) || a.microbatch().index() < static_cast<std::size_t>(schedule_.microbatches);
   }
 
   [[nodiscard]] const char* missing_forward_input(const Action& a) const {

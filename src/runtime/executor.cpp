@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <sstream>
@@ -12,6 +10,7 @@
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/table.h"
 #include "stagecraft/stage/packing.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
@@ -49,7 +48,7 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
 }
 
 void Executor::clear() {
-  if (main_stream_) c10::impl::VirtualGuardImpl(main_stream_->device_type()).exchangeStream(*main_stream_);
+  if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   for (Flight& in : flights_) in = Flight();
   outputs_ = StepOutputs();
@@ -91,7 +90,7 @@ void Executor::execute_overlap(const Instruction& first, const Instruction& seco
   const std::function<void()> both = [&] {
     begin_overlap();
     execute(first, overlap.first());
-    if (main_stream_) c10::impl::VirtualGuardImpl(main_stream_->device_type()).exchangeStream(*main_stream_);
+    if (main_stream_) set_current_stream(*main_stream_);
     execute(second, overlap.second());
     end_overlap();
   };
@@ -104,20 +103,15 @@ void Executor::execute_overlap(const Instruction& first, const Instruction& seco
 void Executor::begin_overlap() {
   const at::Device device = world_.device();
   if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  if (!overlap_stream_) overlap_stream_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
-  main_stream_ = guard.getStream(device);
-  c10::Event before(device.type());
-  before.record(*main_stream_);
-  before.block(*overlap_stream_);
-  guard.exchangeStream(*overlap_stream_);
+  if (!overlap_stream_) overlap_stream_ = new_stream(device);
+  main_stream_ = current_stream(device);
+  run_after(*overlap_stream_, *main_stream_);
+  set_current_stream(*overlap_stream_);
 }
 
 void Executor::end_overlap() {
   if (!main_stream_) return;
-  c10::Event done(main_stream_->device_type());
-  done.record(*overlap_stream_);
-  done.block(*main_stream_);
+  run_after(*main_stream_, *overlap_stream_);
   main_stream_.reset();
 }
 

@@ -228,9 +228,9 @@ class Pipeline::Implementation {
     throw AbortedError(failure->message, failure->rank);
   }
 
-  std::optional<Failure> settle(const std::exception_ptr& own) const {
+  std::optional<Failure> settle(const std::exception_ptr& own) {
     try {
-      return world_.transport().settle(world_.timeout());
+      return world_.settle();
     } catch (...) {
       if (own) std::rethrow_exception(own);
       throw;
@@ -274,17 +274,13 @@ class Pipeline::Implementation {
 
   void share_losses(StepResult& result) {
     const RankId last = schedule_.placement.rank_of(StageId(schedule_.stages() - 1));
-    at::Tensor losses = has_last() && result.has_loss() ? at::stack(result.losses) : at::Tensor();
-    losses = world_.broadcast(losses, last);
-    at::Tensor weights;
-    if (has_last() && result.has_loss()) {
-      weights = at::tensor(result.weights, at::kDouble);
-    }
-    weights = world_.broadcast(weights, last);
-    if (has_last() || !losses.defined()) return;
-    result.losses = losses.unbind();
-    const auto* values = weights.const_data_ptr<double>();
-    result.weights.assign(values, values + weights.numel());
+    Message own;
+    if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble)};
+    const Message shared = world_.broadcast(std::move(own), last);
+    if (has_last() || shared.tensors.empty()) return;
+    result.losses = shared.tensors[0].unbind();
+    const at::Tensor weights = shared.tensors[1].cpu();
+    result.weights.assign(weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel());
   }
 };
 

@@ -3,9 +3,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -20,6 +18,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/stage/packing.h"
 #include "stagecraft/transport/local.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 
@@ -44,15 +43,22 @@ std::vector<std::string> World::gather(const std::string& own) {
   return all;
 }
 
+std::optional<Failure> World::settle() {
+  auto failure = transport_->settle(timeout_);
+  // Some ranks were in the middle of a collective, some were not: all messages are gone, and all count from 0 again.
+  if (failure) collectives_ = 0;
+  return failure;
+}
+
 void World::barrier() { gather(""); }
 
-at::Tensor World::broadcast(const at::Tensor& tensor, RankId from) {
+Message World::broadcast(Message message, RankId from) {
   const Tag tag = next_tag();
-  if (rank() != from) return transport_->receive(from, tag, timeout_).tensors.at(0);
+  if (rank() != from) return transport_->receive(from, tag, timeout_);
   for (int r = 0; r < size(); ++r) {
-    if (RankId(r) != from) transport_->send(RankId(r), tag, {{tensor}, ""});
+    if (RankId(r) != from) transport_->send(RankId(r), tag, message);
   }
-  return tensor;
+  return message;
 }
 
 namespace {
@@ -78,25 +84,18 @@ class OwnStream {
  public:
   explicit OwnStream(at::Device device) {
     if (device.is_cpu()) return;
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    before_ = guard.getStream(device);
-    own_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
-    order(*before_, *own_);
+    before_ = current_stream(device);
+    own_ = new_stream(device);
+    run_after(*own_, *before_);
     guard_.emplace(*own_);
   }
   ~OwnStream() {
-    if (own_) order(*own_, *before_);
+    if (own_) run_after(*before_, *own_);
   }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
 
  private:
-  static void order(const c10::Stream& first, const c10::Stream& second) {
-    c10::Event done(first.device_type());
-    done.record(first);
-    done.block(second);
-  }
-
   std::optional<c10::Stream> before_;
   std::optional<c10::Stream> own_;
   std::optional<c10::StreamGuard> guard_;

@@ -12,8 +12,6 @@
 #include <optional>
 #include <vector>
 
-#include "stagecraft/core/error.h"
-
 namespace stagecraft {
 
 /// One per device that draws.

@@ -1,24 +1,18 @@
 #include "stagecraft/transport/local.h"
 
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <thread>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 /// What has been sent and not received. On a device with streams, `written` says when the tensors are there.
 struct Parcel {
@@ -167,8 +161,6 @@ class LocalFabric::End : public Transport {
     }
     shared_.wake_all();
   }
-
-  [[nodiscard]] bool aborted() const override { return shared_.aborted; }
 
   std::optional<Failure> settle(Timeout timeout) override {
     std::unique_lock lock(shared_.mutex);

@@ -12,11 +12,16 @@
 /// Cutting a model into the stages of a rank.
 namespace stagecraft {
 
-/// The stages that a schedule puts on this rank, ascending. `stages_per_rank` 0: as many as the schedule usually has.
+/// Where a schedule puts its stages in this world. `stages_per_rank` 0: as many as the schedule usually has.
+inline Placement placement_in(const World& world, const std::string& schedule, int stages_per_rank = 0) {
+  return make_schedule(schedule, {.ranks = world.size(), .stages_per_rank = stages_per_rank, .microbatches = 1})
+      .placement;
+}
+
+/// The stages that a schedule puts on this rank, ascending.
 inline std::vector<StageId> stages_here(const World& world, const std::string& schedule, int stages_per_rank = 0) {
-  const Schedule small =
-      make_schedule(schedule, {.ranks = world.size(), .stages_per_rank = stages_per_rank, .microbatches = 1});
-  const auto here = small.placement.stages_of(world.rank());
+  const Placement placement = placement_in(world, schedule, stages_per_rank);
+  const auto here = placement.stages_of(world.rank());
   return {here.begin(), here.end()};
 }
 
@@ -31,24 +36,24 @@ struct SplitOptions {
 /// Throws InvalidArgument when there are fewer layers than stages, or when `layers` does not add up.
 inline std::vector<Stage> split(const torch::nn::Sequential& model, const World& world,
                                 const SplitOptions& options = {}) {
-  const Schedule small = make_schedule(
-      options.schedule, {.ranks = world.size(), .stages_per_rank = options.stages_per_rank, .microbatches = 1});
+  const Placement placement = placement_in(world, options.schedule, options.stages_per_rank);
   const auto layers = static_cast<std::int64_t>(model->size());
-  if (options.layers.empty() && layers < small.stages()) {
+  if (options.layers.empty() && layers < placement.stages()) {
     throw InvalidArgument("a Sequential of " + std::to_string(layers) + " layers cannot be cut into " +
-                          std::to_string(small.stages()) + " stages: use fewer ranks or stages per rank");
+                          std::to_string(placement.stages()) + " stages: use fewer ranks or stages per rank");
   }
-  const std::vector<std::int64_t> sizes = options.layers.empty() ? even_sizes(layers, small.stages()) : options.layers;
+  const std::vector<std::int64_t> sizes =
+      options.layers.empty() ? even_sizes(layers, placement.stages()) : options.layers;
   std::int64_t total = 0;
   for (const std::int64_t size : sizes) total += size;
-  if (static_cast<int>(sizes.size()) != small.stages() || total != layers) {
+  if (static_cast<int>(sizes.size()) != placement.stages() || total != layers) {
     throw InvalidArgument("layers names " + std::to_string(sizes.size()) + " stages and " + std::to_string(total) +
-                          " layers, but there are " + std::to_string(small.stages()) + " stages and " +
+                          " layers, but there are " + std::to_string(placement.stages()) + " stages and " +
                           std::to_string(layers) + " layers");
   }
   const auto names = model->named_children().keys();
   std::vector<Stage> stages;
-  for (const StageId stage : small.placement.stages_of(world.rank())) {
+  for (const StageId stage : placement.stages_of(world.rank())) {
     std::int64_t begin = 0;
     for (std::size_t s = 0; s < stage.index(); ++s) begin += sizes[s];
     torch::nn::Sequential part;

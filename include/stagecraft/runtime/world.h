@@ -26,9 +26,11 @@ class World {
   [[nodiscard]] Timeout timeout() const { return timeout_; }
   [[nodiscard]] Transport& transport() const { return *transport_; }
 
+  /// Ends a step on all ranks; see Transport::settle.
+  std::optional<Failure> settle();
   void barrier();
-  /// Every rank gets the tensor of rank `from`; it is not used elsewhere.
-  at::Tensor broadcast(const at::Tensor& tensor, RankId from);
+  /// Every rank gets the message of rank `from`; it is not used elsewhere.
+  Message broadcast(Message message, RankId from);
   /// What every rank said, by rank.
   std::vector<std::string> gather(const std::string& own);
 

@@ -62,8 +62,6 @@ class Transport {
 
   /// Ends all waiting, on all ranks, with AbortedError. The first failure counts.
   virtual void abort(const Failure& failure) = 0;
-  /// Whether some rank has failed since the last `settle`.
-  [[nodiscard]] virtual bool aborted() const = 0;
   /// Called by all ranks at the end of a step: waits for all of them, and tells every one whether some rank failed.
   /// After a failure, messages that nobody received are dropped, and the transport is as new.
   virtual std::optional<Failure> settle(Timeout timeout) = 0;

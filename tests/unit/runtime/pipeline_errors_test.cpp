@@ -55,6 +55,7 @@ struct Failing {
   std::function<Tensor(bool fail)> input = [](bool) { return at::randn({6, 4}); };
   std::function<Value(bool fail)> target = [](bool) { return Value(at::randn({6, 4})); };
   StageOptions options = {};
+  bool broadcast_loss = false;
 
   void expect_on_every_rank(const std::string& text) const {
     Sayings sayings;
@@ -69,7 +70,9 @@ struct Failing {
             return module->forward(call.tensor(0));
           },
           options);
-      Pipeline pipeline(world, {std::move(stage)}, {.schedule = schedule, .microbatches = 3, .loss = mean_square});
+      Pipeline pipeline(
+          world, {std::move(stage)},
+          {.schedule = schedule, .microbatches = 3, .loss = mean_square, .broadcast_loss = broadcast_loss});
       pipeline.step({input(false)}, {.target = target(false)});
       fail = true;
       prepare(pipeline, world, true);
@@ -78,7 +81,7 @@ struct Failing {
       prepare(pipeline, world, false);
       module->zero_grad();
       const StepResult result = pipeline.step({input(false)}, {.target = target(false)});
-      EXPECT_EQ(result.has_loss(), world.is_last());
+      EXPECT_EQ(result.has_loss(), world.is_last() || broadcast_loss);
       EXPECT_TRUE(module->parameters()[0].grad().defined());
     });
     for (int r = 0; r < ranks; ++r) EXPECT_THAT(sayings.of(r), HasSubstr(text)) << "on rank " << r;
@@ -117,6 +120,18 @@ TEST(PipelineErrors, AThrowingModuleOnAnyStage) {
                                    std::to_string(microbatch) + "): the module is broken");
     }
   }
+}
+
+TEST(PipelineErrors, CollectivesStayInStepAfterwards) {
+  // When the first rank fails at its very end, the others are waiting for the loss already, or have it.
+  Failing failing;
+  failing.broadcast_loss = true;
+  failing.prepare = [](Pipeline& pipeline, World& world, bool fail) {
+    if (!world.is_first()) return;
+    pipeline.on(ActionKind::kReshard, fail ? [](const ActionContext&) { throw std::runtime_error("at the end"); }
+                                           : std::function<void(const ActionContext&)>());
+  };
+  failing.expect_on_every_rank("at the end");
 }
 
 TEST(PipelineErrors, AnyActionThatThrows) {

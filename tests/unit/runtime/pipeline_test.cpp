@@ -287,8 +287,14 @@ TEST(Pipeline, FullBackwardFallbackGivesTheSameGradients) {
       options.full_backward = fallback;
       Pipeline pipeline(world, {make_stage(0, module, options)},
                         {.schedule = "ZB-H1", .microbatches = 3, .loss = mean_square});
+      bool early = false;
+      pipeline.on(ActionKind::kBackwardWeight, [&](const ActionContext& context) {
+        if (context.action().microbatch() == MicrobatchId(0)) early = module->parameters()[0].grad().defined();
+        context.run();
+      });
       const Tensor x = at::randn({6, 4});
       pipeline.step({x}, {.target = x});
+      EXPECT_EQ(early, fallback) << "the weights have their gradients before the weight part, or not";
       gradients.push_back(module->parameters()[0].grad());
     }
     EXPECT_TRUE(at::equal(gradients[0], gradients[1]));

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+/// Streams of any device, without the headers of one.
+namespace stagecraft {
+
+inline c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+inline void set_current_stream(const c10::Stream& stream) {
+  c10::impl::VirtualGuardImpl(stream.device_type()).exchangeStream(stream);
+}
+
+inline c10::Stream new_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+}
+
+/// What is issued to `second` from now on runs after what was issued to `first` so far; the host waits for neither.
+inline void run_after(const c10::Stream& second, const c10::Stream& first) {
+  c10::Event done(first.device_type());
+  done.record(first);
+  done.block(second);
+}
+
+}  // namespace stagecraft
