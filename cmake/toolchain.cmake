@@ -13,10 +13,10 @@ if(STAGECRAFT_SANITIZE)
   # -O1 and line tables: instrumented code compiles several times slower, and its reports need no more.
   add_compile_options(-fsanitize=${STAGECRAFT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
   add_link_options(-fsanitize=${STAGECRAFT_SANITIZE})
-  if(STAGECRAFT_SANITIZE MATCHES address)
+  if(STAGECRAFT_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     add_compile_options(-Wno-maybe-uninitialized)  # GCC 12 errs on std::optional once this sanitizer is in between
   endif()
-  if(STAGECRAFT_SANITIZE MATCHES thread)
+  if(STAGECRAFT_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     add_compile_options(-Wno-tsan)  # LibTorch's headers have fences, which the sanitizer does not follow
   endif()
 endif()
