@@ -4,6 +4,7 @@
 function(stagecraft_torch_test name timeout)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE stagecraft::stagecraft stagecraft_warnings GTest::gtest_main GTest::gmock)
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   if(TARGET autograd_test AND NOT name STREQUAL autograd_test)
     target_precompile_headers(${name} REUSE_FROM autograd_test)
   else()
@@ -28,11 +29,4 @@ if(STAGECRAFT_BUILD_EXAMPLES)
   endforeach()
   add_test(NAME examples.gpt COMMAND gpt_demo --steps 2 --out ${CMAKE_CURRENT_BINARY_DIR}/gpt ${PROJECT_SOURCE_DIR}/README.md)
   set_tests_properties(examples.gpt PROPERTIES TIMEOUT 300 PASS_REGULAR_EXPRESSION "loss 0, weights 0 .the same, bit for bit")
-endif()
-
-if(STAGECRAFT_BUILD_APPS AND NOT STAGECRAFT_SANITIZE)
-  add_test(NAME install.torch COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DTORCH=${TORCH_INSTALL_PREFIX}
-           -DSCRATCH=${CMAKE_CURRENT_BINARY_DIR}/install_torch -DLAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}
-           -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/install/torch_consumer -P ${CMAKE_CURRENT_SOURCE_DIR}/install/run_torch.cmake)
-  set_tests_properties(install.torch PROPERTIES TIMEOUT 300)
 endif()

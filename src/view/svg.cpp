@@ -7,6 +7,7 @@
 #include "escape.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/view/render.h"
+#include "svg_head.h"
 #include "svg_layout.h"
 #include "svg_legend.h"
 #include "svg_rows.h"
@@ -17,12 +18,9 @@ namespace {
 
 using detail::num;
 
-constexpr double kMargin = 16;
-constexpr double kTitleFont = 16;
-constexpr double kTextFont = 11;
+constexpr double kMargin = detail::kSvgMargin;
 constexpr double kAxisFont = 9;
 constexpr double kAxisHeight = 18;
-constexpr double kLegendTop = 60;
 constexpr double kLegendRight = 1200;  // of a wide picture too: the legend is read without scrolling
 constexpr std::size_t kLongestTitle = 80;
 
@@ -70,15 +68,15 @@ class SvgWriter {
         summary_(summary(schedule, contents)) {
     const double names = layout_.right_names ? layout_.left : kMargin;
     const double chart_right = layout_.left + layout_.chart_width(contents) + names;
-    width_ = std::max({chart_right, 560.0, 2 * kMargin + detail::text_width(title_, kTitleFont)});
-    legend_ =
-        detail::svg_legend(contents, layout_.labels, kMargin, kLegendTop, std::min(width_ - kMargin, kLegendRight));
-    top_ = kLegendTop + legend_.height + 6 + (layout_.top_axis ? kAxisHeight : 0);
+    width_ = std::max({chart_right, 560.0, 2 * kMargin + detail::text_width(title_, detail::kSvgTitleFont)});
+    legend_ = detail::svg_legend(contents, layout_.labels, kMargin, detail::kSvgLegendTop,
+                                 std::min(width_ - kMargin, kLegendRight));
+    top_ = detail::kSvgLegendTop + legend_.height + 6 + (layout_.top_axis ? kAxisHeight : 0);
     bottom_ = top_ + contents.ranks * layout_.row_pitch;
   }
 
   void write() {
-    write_head();
+    out_ << detail::svg_head(width_, bottom_ + kAxisHeight + kMargin, schedule_.name, title_, summary_);
     out_ << legend_.text;
     if (contents_.ranks == 0 || contents_.steps == 0) {
       out_ << fmt::format("<text x=\"{}\" y=\"{}\">There is nothing to draw.</text>\n", num(kMargin), num(bottom_ + 2));
@@ -89,23 +87,6 @@ class SvgWriter {
   }
 
  private:
-  void write_head() {
-    const std::string w = num(width_);
-    const std::string h = num(bottom_ + kAxisHeight + kMargin);
-    out_ << fmt::format(
-        R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" )"
-        R"(font-family="system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif" font-size="{2}" fill="{3}">
-<title>{4}</title>
-<defs><pattern id="stagecraft-idle" width="6" height="6" patternUnits="userSpaceOnUse">)"
-        R"(<path fill="{5}" d="M0 0h6v6h-6z"/><path stroke="#cdd5de" d="M-1 1l2-2M0 6l6-6M5 7l2-2"/></pattern></defs>
-<path fill="#fff" d="M0 0h{0}v{1}h-{0}z"/>
-<text x="{6}" y="30" font-size="{7}" font-weight="600">{8}</text>
-<text x="{6}" y="48" fill="{9}">{10}</text>
-)",
-        w, h, num(kTextFont), detail::kInk, detail::xml_escaped(schedule_.name), detail::fill_of(ActionKind::kIdle, 0),
-        num(kMargin), num(kTitleFont), detail::xml_escaped(title_), detail::kFaintInk, summary_);
-  }
-
   void write_chart() {
     write_names(layout_.left - 8, "end");
     if (layout_.right_names) write_names(layout_.left + layout_.chart_width(contents_) + 8, "start");

@@ -9,6 +9,7 @@
 
 #include "escape.h"
 #include "stagecraft/schedule/action_text.h"
+#include "svg_head.h"
 #include "svg_layout.h"
 #include "svg_legend.h"
 #include "svg_style.h"
@@ -18,12 +19,11 @@ namespace {
 
 using detail::num;
 
-constexpr double kMargin = 16;
+constexpr double kMargin = detail::kSvgMargin;
 constexpr double kLeft = 76;
 constexpr double kChart = 1200;
 constexpr double kRow = 30;
 constexpr double kPitch = 38;
-constexpr double kLegendTop = 60;
 constexpr double kFont = 9;
 
 struct Extent {
@@ -111,22 +111,13 @@ void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, c
   }
   contents.idle = 1;
   const double right = kLeft + kChart;
-  const detail::SvgLegend legend = detail::svg_legend(contents, true, kMargin, kLegendTop, right);
-  const double top = kLegendTop + legend.height + 6;
+  const detail::SvgLegend legend = detail::svg_legend(contents, true, kMargin, detail::kSvgLegendTop, right);
+  const double top = detail::kSvgLegendTop + legend.height + 6;
   const double bottom = top + kPitch * static_cast<double>(ranks.size());
-  out << fmt::format(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" )"
-      R"(font-family="system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif" font-size="11" fill="{2}">
-<title>{3}</title>
-<defs><pattern id="stagecraft-idle" width="6" height="6" patternUnits="userSpaceOnUse">)"
-      R"(<path fill="{4}" d="M0 0h6v6h-6z"/><path stroke="#cdd5de" d="M-1 1l2-2M0 6l6-6M5 7l2-2"/></pattern></defs>
-<path fill="#fff" d="M0 0h{0}v{1}h-{0}z"/>
-<text x="{5}" y="30" font-size="16" font-weight="600">{3}</text>
-<text x="{5}" y="48" fill="{6}">measured: {7:.2f} ms on {8} ranks, {9:.1f}% of their time idle</text>
-{10})",
-      num(right + kMargin), num(bottom + 34), detail::kInk, detail::xml_escaped(name),
-      detail::fill_of(ActionKind::kIdle, 0), num(kMargin), detail::kFaintInk, 1e3 * summary.seconds, ranks.size(),
-      100 * summary.idle(), legend.text);
+  out << detail::svg_head(right + kMargin, bottom + 34, name, name,
+                          fmt::format("measured: {:.2f} ms on {} ranks, {:.1f}% of their time idle",
+                                      1e3 * summary.seconds, ranks.size(), 100 * summary.idle()))
+      << legend.text;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const double y = top + kPitch * static_cast<double>(r);
     const std::vector<StageId> stages = stages_in(ranks[r]);

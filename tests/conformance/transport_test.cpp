@@ -11,6 +11,7 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
+#include "support/message_of.h"
 
 namespace stagecraft {
 namespace {
@@ -36,6 +37,8 @@ struct Fabric {
   std::string name;
   Runner run;
 };
+
+void PrintTo(const Fabric& fabric, std::ostream* out) { *out << fabric.name; }
 
 std::vector<Fabric> fabrics() { return {{"Local", run_local}}; }
 
@@ -98,16 +101,6 @@ class Rules : public testing::TestWithParam<Fabric> {
  protected:
   void run(int ranks, const std::function<void(Transport&)>& program) { GetParam().run(ranks, program); }
 };
-
-template <typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST_P(Rules, TagsKeepMessagesApart) {
   run(2, [](Transport& transport) {

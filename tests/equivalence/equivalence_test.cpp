@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "models.h"
+#include "support/schedule_names.h"
 
 namespace stagecraft::equivalence {
 namespace {
@@ -246,20 +247,7 @@ TEST_P(Equivalence, EqualsOneDevice) {
   }
 }
 
-std::vector<std::string> training_schedules() {
-  std::vector<std::string> names;
-  for (const Generator* generator : generators()) {
-    if (generator->name != "ForwardOnly") names.emplace_back(generator->name);
-  }
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Schedules, Equivalence, testing::ValuesIn(training_schedules()), [](const auto& test) {
-  std::string name = test.param;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Schedules, Equivalence, testing::ValuesIn(training_schedules()), test_name);
 
 }  // namespace
 }  // namespace stagecraft::equivalence

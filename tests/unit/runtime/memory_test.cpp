@@ -5,6 +5,7 @@
 
 #include "stagecraft/sim/liveness.h"
 #include "stagecraft/stagecraft.h"
+#include "support/schedule_names.h"
 
 namespace stagecraft {
 namespace {
@@ -69,20 +70,7 @@ TEST_P(LiveBytes, NeverExceedTheSchedulesOwnBound) {
   }
 }
 
-std::vector<std::string> training_schedules() {
-  std::vector<std::string> names;
-  for (const Generator* generator : generators()) {
-    if (generator->name != "ForwardOnly") names.emplace_back(generator->name);
-  }
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Schedules, LiveBytes, testing::ValuesIn(training_schedules()), [](const auto& test) {
-  std::string name = test.param;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Schedules, LiveBytes, testing::ValuesIn(training_schedules()), test_name);
 
 TEST(LiveBytes, OfMessagesDoNotGrowWithTheMicrobatches) {
   // 1F1B over two ranks: however many microbatches there are, at most two activations wait for the second rank.

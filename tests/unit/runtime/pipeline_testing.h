@@ -9,6 +9,7 @@
 #include <string>
 
 #include "stagecraft/stagecraft.h"
+#include "support/message_of.h"
 
 /// What the tests of the pipeline share.
 namespace stagecraft::pipeline_testing {
@@ -44,15 +45,5 @@ class Sayings {
   std::mutex mutex_;
   std::map<int, std::string> said_;
 };
-
-template <typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 }  // namespace stagecraft::pipeline_testing

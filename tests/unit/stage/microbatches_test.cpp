@@ -7,6 +7,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/stage/packing.h"
 #include "stagecraft/stage/random.h"
+#include "support/message_of.h"
 
 namespace stagecraft {
 namespace {
@@ -14,16 +15,6 @@ namespace {
 using at::Tensor;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(Split, IsEvenWithTheLargerPartsFirst) {
   EXPECT_THAT(even_sizes(8, 4), ElementsAre(2, 2, 2, 2));

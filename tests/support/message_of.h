@@ -1,0 +1,19 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace stagecraft {
+
+/// What `call` throws says.
+template <typename Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace stagecraft
