@@ -1,15 +1,11 @@
-# Tests of the half that trains: few and large programs, with one precompiled torch/torch.h between them.
+# Tests of the half that trains: few and large programs.
 
 # stagecraft_torch_test(<name> <timeout in seconds> <file>...)
 function(stagecraft_torch_test name timeout)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE stagecraft::stagecraft stagecraft_warnings GTest::gtest_main GTest::gmock)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-  if(TARGET autograd_test AND NOT name STREQUAL autograd_test)
-    target_precompile_headers(${name} REUSE_FROM autograd_test)
-  else()
-    target_precompile_headers(${name} PRIVATE <torch/torch.h> <gtest/gtest.h> <gmock/gmock.h>)
-  endif()
+  stagecraft_precompile(${name} torch_program <torch/torch.h>)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT ${timeout})
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE files)
   set(registered ${registered} ${files} PARENT_SCOPE)
