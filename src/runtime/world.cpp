@@ -1,5 +1,6 @@
 #include "stagecraft/runtime/world.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
@@ -78,6 +79,12 @@ void keep_freed_memory() {
 #endif
 }
 
+/// MKL's vector functions pick their kernels when the first of them is called. If several threads do that at once, one of
+/// them now and then computes that call with the kernel of lowest precision, 11 bits. So this thread calls one first.
+void pick_vector_kernels() {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) at::ones({64}, type).sqrt_();
+}
+
 /// On a device with streams: one of the rank's own, so that ranks that share a device do not wait for each other. It
 /// begins after everything on the stream that was current before, and ends before what comes there next.
 class OwnStream {
@@ -145,6 +152,7 @@ bool is_aborted(const std::exception_ptr& failure) {
 
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program) {
   keep_freed_memory();
+  pick_vector_kernels();
   LocalFabric fabric(options.ranks);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(options.ranks));
   std::vector<std::thread> threads;
