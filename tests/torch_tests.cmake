@@ -18,6 +18,10 @@ stagecraft_torch_test(runtime_test 120 unit/runtime/pipeline_test.cpp unit/runti
                       unit/stage/microbatches_test.cpp)
 stagecraft_torch_test(conformance_test 120 conformance/transport_test.cpp)
 
+if(STAGECRAFT_HAS_MPI)
+  include(mpi_tests.cmake)
+endif()
+
 if(STAGECRAFT_BUILD_EXAMPLES)
   foreach(name ${short_examples})
     add_test(NAME examples.${name} COMMAND example_${name})

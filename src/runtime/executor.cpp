@@ -81,6 +81,7 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
     }
   }
   inputs_ = nullptr;
+  world_.set_activity(nullptr);
   return std::move(outputs_);
 }
 
@@ -117,6 +118,7 @@ void Executor::end_overlap() {
 
 void Executor::execute(const Instruction& instruction, const Action& action) {
   current_ = &instruction;
+  world_.set_activity(&action);
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));

@@ -18,12 +18,14 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/stage/packing.h"
+#include "stagecraft/schedule/action_text.h"
 #include "stagecraft/transport/local.h"
+#include "stagecraft/transport/mpi.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 
-World::World(std::unique_ptr<Transport> transport, at::Device device, Timeout timeout)
+World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout)
     : transport_(std::move(transport)), device_(device), timeout_(timeout) {}
 
 Tag World::next_tag() { return {Channel::kControl, StageId(0), StageId(0), MicrobatchId(collectives_++)}; }
@@ -49,6 +51,11 @@ std::optional<Failure> World::settle() {
   // Some ranks were in the middle of a collective, some were not: all messages are gone, and all count from 0 again.
   if (failure) collectives_ = 0;
   return failure;
+}
+
+std::string World::activity() const {
+  const Action* action = activity_;
+  return action == nullptr ? "" : to_text(*action);
 }
 
 void World::barrier() { gather(""); }
@@ -111,9 +118,9 @@ class OwnStream {
 /// A rank's thread: its device, its share of the cores, and a backward that stays on this thread.
 class RankThread {
  public:
-  RankThread(const LaunchOptions& options, at::Device device) : device_(device), stream_(device) {
+  RankThread(const LaunchOptions& options, at::Device device, int ranks_here) : device_(device), stream_(device) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    at::set_num_threads(options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / options.ranks));
+    at::set_num_threads(options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / ranks_here));
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   }
 
@@ -126,6 +133,17 @@ class RankThread {
 at::Device with_index(at::Device device) {
   if (device.is_cpu() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+at::Device device_of(const LaunchOptions& options, RankId rank, int place) {
+  if (options.device) return with_index(options.device(rank));
+  if (options.device_type == at::kCPU) return at::kCPU;
+  const int count = c10::impl::VirtualGuardImpl(options.device_type).deviceCount();
+  if (count == 0) {
+    throw InvalidArgument("there is no device of type " + c10::DeviceTypeName(options.device_type, /*lower_case=*/true) +
+                          " here: compute on the CPU, or start where there is one");
+  }
+  return {options.device_type, static_cast<at::DeviceIndex>(place % count)};
 }
 
 std::string message_of(const std::exception_ptr& failure) {
@@ -160,8 +178,8 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
     threads.emplace_back([&, r] {
       const RankId rank(r);
       try {
-        const at::Device device = with_index(options.device ? options.device(rank) : at::Device(at::kCPU));
-        const RankThread setup(options, device);
+        const at::Device device = device_of(options, rank, r);
+        const RankThread setup(options, device, options.ranks);
         World world(fabric.connect(rank, device), device, options.timeout);
         program(world);
         fabric.depart(rank, "rank " + std::to_string(r) + " has ended its program");
@@ -181,8 +199,52 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
   }
 }
 
-int launch(int /*argc*/, char** /*argv*/, const LaunchOptions& options, const std::function<void(World&)>& program) {
+namespace {
+
+int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)>& program) {
+  keep_freed_memory();
+  MpiProcess process(options.timeout);
+  std::optional<std::string> failure;
   try {
+    const at::Device device = device_of(options, process.rank(), process.local_rank());
+    const RankThread setup(options, device, process.local_ranks());
+    World* running = nullptr;
+    const auto transport = process.connect(device, [&running] { return running == nullptr ? "" : running->activity(); });
+    World world(transport, device, options.timeout);
+    running = &world;
+    program(world);
+  } catch (...) {
+    failure = message_of(std::current_exception());
+    const std::string who = "rank " + std::to_string(process.rank().value) + ": ";
+    std::cerr << (failure->starts_with(who) ? *failure + "\n" : who + *failure + "\n") << std::flush;
+  }
+  return process.finish(failure);
+}
+
+WorldKind world_of(int argc, char** argv, const LaunchOptions& options) {
+  constexpr std::string_view kFlag = "--stagecraft-world=";
+  WorldKind kind = options.world;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with(kFlag)) continue;
+    const std::string_view value = word.substr(kFlag.size());
+    if (value == "threads") {
+      kind = WorldKind::kThreads;
+    } else if (value == "mpi") {
+      kind = WorldKind::kMpi;
+    } else {
+      throw InvalidArgument("--stagecraft-world is threads or mpi, got '" + std::string(value) + "'");
+    }
+  }
+  if (kind != WorldKind::kAuto) return kind;
+  return is_started_by_mpi() ? WorldKind::kMpi : WorldKind::kThreads;
+}
+
+}  // namespace
+
+int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program) {
+  try {
+    if (world_of(argc, argv, options) == WorldKind::kMpi) return run_under_mpi(options, program);
     run_ranks(options, program);
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

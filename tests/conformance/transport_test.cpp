@@ -1,5 +1,6 @@
-// What every transport must do, over numbers of ranks, sizes, orders and types. A new transport adds a line to
-// `fabrics`.
+// What every transport must do, over numbers of ranks, sizes, orders and types. By itself the program tests ranks as
+// threads; under mpirun it tests processes, those cases that want as many ranks as were started. A new transport adds a
+// line to `fabrics`.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
+#include "stagecraft/transport/mpi.h"
 #include "support/message_of.h"
 
 namespace stagecraft {
@@ -33,6 +35,40 @@ void run_local(int ranks, const std::function<void(Transport&)>& program) {
   for (std::thread& thread : threads) thread.join();
 }
 
+/// How many processes mpirun has started; 0 without it.
+int processes() {
+  if (!is_started_by_mpi()) return 0;
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    if (std::getenv(size) != nullptr) return std::atoi(std::getenv(size));
+  }
+  return 0;
+}
+
+/// One world for all tests: each must leave it as new.
+class MpiEnvironment : public testing::Environment {
+ public:
+  void SetUp() override {
+    if (processes() == 0) return;
+    process_.emplace(kLong);
+    transport = process_->connect(std::nullopt, {});
+  }
+  void TearDown() override {
+    if (!process_) return;
+    EXPECT_EQ(process_->finish(std::nullopt), 0);
+  }
+  static std::shared_ptr<Transport> transport;
+
+ private:
+  std::optional<MpiProcess> process_;
+};
+std::shared_ptr<Transport> MpiEnvironment::transport;
+[[maybe_unused]] const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new MpiEnvironment);
+
+void run_mpi(int ranks, const std::function<void(Transport&)>& program) {
+  if (ranks != processes()) GTEST_SKIP() << "for " << ranks << " ranks";
+  program(*MpiEnvironment::transport);
+}
+
 struct Fabric {
   std::string name;
   Runner run;
@@ -40,7 +76,15 @@ struct Fabric {
 
 void PrintTo(const Fabric& fabric, std::ostream* out) { *out << fabric.name; }
 
-std::vector<Fabric> fabrics() { return {{"Local", run_local}}; }
+std::vector<Fabric> fabrics() {
+  if (processes() > 0) return {{"Mpi", run_mpi}};
+  return {{"Local", run_local}};
+}
+
+std::vector<int> numbers_of_ranks() {
+  if (processes() > 0) return {processes()};
+  return {1, 2, 3, 5};
+}
 
 Tag tag(int microbatch, Channel channel = Channel::kForward) {
   return {channel, StageId(0), StageId(1), MicrobatchId(microbatch)};
@@ -90,7 +134,7 @@ TEST_P(Exchange, EveryoneToEveryoneInAnyOrder) {
 
 INSTANTIATE_TEST_SUITE_P(
     Transports, Exchange,
-    testing::Combine(testing::ValuesIn(fabrics()), testing::Values(1, 2, 3, 5), testing::Values(0, 1, 17, 70'000),
+    testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()), testing::Values(0, 1, 17, 70'000),
                      testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kBool)),
     [](const auto& test) {
       return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) + "ranks_" +

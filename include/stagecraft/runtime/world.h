@@ -2,12 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/transport/transport.h"
 
 /// The ranks of one program, and how to start them.
@@ -16,7 +18,7 @@ namespace stagecraft {
 /// One rank's view. All collectives are called by all ranks in the same order.
 class World {
  public:
-  World(std::unique_ptr<Transport> transport, at::Device device, Timeout timeout);
+  World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout);
 
   [[nodiscard]] RankId rank() const { return transport_->rank(); }
   [[nodiscard]] int size() const { return transport_->ranks(); }
@@ -34,22 +36,39 @@ class World {
   /// What every rank said, by rank.
   std::vector<std::string> gather(const std::string& own);
 
+  /// What this rank is doing right now, for messages about it from any thread; null: nothing of a schedule. The action
+  /// stays where it is until the next call.
+  void set_activity(const Action* action) { activity_ = action; }
+  [[nodiscard]] std::string activity() const;
+
  private:
   Tag next_tag();
 
-  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Transport> transport_;
   at::Device device_;
   Timeout timeout_;
   std::int32_t collectives_ = 0;
+  std::atomic<const Action*> activity_ = nullptr;
+};
+
+enum class WorldKind {
+  kAuto,     ///< Processes when an MPI launcher has started this one, else threads.
+  kThreads,  ///< All ranks in this process.
+  kMpi,      ///< This process is one rank.
 };
 
 struct LaunchOptions {
-  /// Ranks as threads of this process.
+  /// Ranks as threads of this process; under MPI there are as many as the launcher has started.
   int ranks = 1;
+  /// The flag --stagecraft-world=threads or --stagecraft-world=mpi on the command line overrides it.
+  WorldKind world = WorldKind::kAuto;
   /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
   /// between different numbers.
   int threads_per_rank = 0;
-  /// Where rank r computes; the CPU when empty.
+  /// Where ranks compute. Of several devices each rank takes the one of its place among the ranks on its host, round
+  /// robin.
+  at::DeviceType device_type = at::kCPU;
+  /// Where rank r computes, instead.
   std::function<at::Device(RankId)> device = {};
   /// The longest that a rank waits for another.
   Timeout timeout = std::chrono::minutes(5);
@@ -59,7 +78,9 @@ struct LaunchOptions {
 /// failure of a rank ends the waiting of the others and is thrown when all have ended.
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program);
 
-/// The body of `main`: runs the program, prints a failure to stderr. Returns the exit code: 0, or 1 after a failure.
+/// The body of `main`: runs the program on the ranks of the world that `options` and the command line ask for, and
+/// prints a failure to stderr. Returns the exit code: 0, or 1 after a failure on any rank. The command line keeps its
+/// flags; those that begin with --stagecraft- are for this function.
 int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program);
 
 }  // namespace stagecraft

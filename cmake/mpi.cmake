@@ -1,0 +1,13 @@
+# MPI, where it is found: Open MPI or MPICH. Without it ranks are threads.
+option(STAGECRAFT_MPI "Build the transport between processes, where MPI is found" ON)
+set(STAGECRAFT_HAS_MPI OFF)
+if(STAGECRAFT_MPI AND STAGECRAFT_HAS_TORCH)
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    set(STAGECRAFT_HAS_MPI ON)
+    message(STATUS "MPI: ${MPI_CXX_COMPILER}")
+  else()
+    message(STATUS "MPI not found: ranks are threads alone. 'make setup' installs it, or libopenmpi-dev or libmpich-dev")
+  endif()
+endif()

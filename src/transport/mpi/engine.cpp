@@ -1,0 +1,520 @@
+#include "engine.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <unistd.h>
+
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/transport/streams.h"
+
+namespace stagecraft::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kEnvelopeTag = 0;
+constexpr int kFirstBlobTag = 1;
+constexpr std::size_t kSlots = 16;
+constexpr std::int64_t kChunk = std::int64_t{1} << 30;  // MPI counts in int
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), RankId(-1));
+}
+
+bool all_done(std::vector<MPI_Request>& requests) {
+  int done = 0;
+  check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+  return done != 0;
+}
+
+bool all_happened(const std::vector<c10::Event>& events) {
+  return std::all_of(events.begin(), events.end(), [](const c10::Event& event) { return event.query(); });
+}
+
+/// A message often comes within microseconds, so a waiting rank looks often, but lets others have the core; later it
+/// sleeps, the longer the longer nothing has come.
+void pause(Clock::duration waited) {
+  using namespace std::chrono_literals;
+  if (waited < 2ms) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::min<Clock::duration>(waited / 40, 1ms));
+  }
+}
+
+bool takes_device_memory() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device) : communicator_(communicator), device_(device) {
+  int rank = 0;
+  MPI_Comm_rank(communicator_, &rank);
+  MPI_Comm_size(communicator_, &ranks_);
+  rank_ = RankId(rank);
+  void* bound = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &bound, &found);
+  largest_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
+  device_is_direct_ = device_ && !device_->is_cpu() && takes_device_memory();
+  if (device_ && !device_->is_cpu()) copy_stream_ = new_stream(*device_);
+  sent_.assign(static_cast<std::size_t>(ranks_), 0);
+  departures_.resize(sent_.size());
+  departed_.assign(sent_.size(), false);
+  slots_.resize(kSlots);
+  for (Slot& slot : slots_) {
+    slot.buffer.resize(kEnvelopeBytes);
+    check(MPI_Irecv(slot.buffer.data(), static_cast<int>(kEnvelopeBytes), MPI_BYTE, MPI_ANY_SOURCE, kEnvelopeTag,
+                    communicator_, &slot.request),
+          "MPI_Irecv");
+  }
+}
+
+Engine::~Engine() { close(); }
+
+void Engine::close() {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_) return;
+  is_closed_ = true;
+  for (Slot& slot : slots_) {
+    MPI_Cancel(&slot.request);
+    MPI_Request_free(&slot.request);
+  }
+}
+
+void Engine::check_rank(RankId rank) const {
+  if (rank.value >= 0 && rank.value < ranks_) return;
+  throw TransportError("there is no rank " + std::to_string(rank.value) + ": the world has ranks 0 to " +
+                           std::to_string(ranks_ - 1),
+                       rank);
+}
+
+// Messages from one rank to another are matched in the order of their tags' reuse, so a tag may come round again: it
+// would take as many messages in flight as there are tags for two of them to meet.
+int Engine::mpi_tag_of(std::uint64_t sequence) const {
+  return kFirstBlobTag + static_cast<int>(sequence % static_cast<std::uint64_t>(largest_tag_ - kFirstBlobTag));
+}
+
+// --- sending ---
+
+void Engine::send(RankId to, const Tag& tag, Message message) {
+  check_rank(to);
+  const std::lock_guard lock(mutex_);
+  Envelope envelope;
+  envelope.tag = tag;
+  envelope.header = std::move(message.header);
+  post(to, std::move(envelope), std::move(message));
+  progress();
+}
+
+void Engine::post(RankId to, Envelope envelope, Message message) {
+  envelope.step = step_;
+  envelope.sequence = sent_[to.index()]++;
+  for (at::Tensor& tensor : message.tensors) {
+    if (tensor.defined() && !tensor.is_contiguous()) {
+      tensor = tensor.detach().contiguous().set_requires_grad(tensor.requires_grad());
+    }
+  }
+  Outgoing& outgoing = outgoing_.emplace_back();
+  outgoing.to = to;
+  outgoing.mpi_tag = mpi_tag_of(envelope.sequence);
+  outgoing.envelope = encode(envelope, message.tensors);
+  if (envelope.header_blob > 0) {
+    Blob& blob = outgoing.blobs.emplace_back();
+    blob.text = std::move(envelope.header);
+    blob.bytes = static_cast<std::int64_t>(blob.text.size());
+  }
+  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
+    const TensorForm& form = envelope.forms[i];
+    if (!form.is_defined || form.is_inline) continue;
+    Blob& blob = outgoing.blobs.emplace_back();
+    blob.memory = message.tensors[i].detach();
+    blob.bytes = form.bytes();
+    if (blob.memory.is_cpu()) continue;
+    const at::Device where = blob.memory.device();
+    if (device_is_direct_) {
+      outgoing.written.emplace_back(where.type()).record(current_stream(where));
+      continue;
+    }
+    // To the host beside what the rank computes, and from there when it has arrived.
+    if (!copy_stream_) copy_stream_ = new_stream(where);
+    run_after(*copy_stream_, current_stream(where));
+    const c10::StreamGuard guard(*copy_stream_);
+    const at::Tensor host = at::empty(blob.memory.sizes(), blob.memory.options().device(at::kCPU).pinned_memory(true));
+    host.copy_(blob.memory, /*non_blocking=*/true);
+    c10::impl::VirtualGuardImpl(where.type()).recordDataPtrOnStream(blob.memory.storage().data_ptr(), *copy_stream_);
+    outgoing.written.emplace_back(where.type()).record(*copy_stream_);
+    blob.memory = host;
+  }
+  outgoing.requests.emplace_back();
+  check(MPI_Isend(outgoing.envelope.data(), static_cast<int>(outgoing.envelope.size()), MPI_BYTE, to.value, kEnvelopeTag,
+                  communicator_, &outgoing.requests.back()),
+        "MPI_Isend");
+  if (outgoing.written.empty()) start_sending(outgoing);
+}
+
+void Engine::start_sending(Outgoing& outgoing) {
+  outgoing.started = true;
+  outgoing.written.clear();
+  for (Blob& blob : outgoing.blobs) {
+    blob.data = blob.memory.defined() ? static_cast<char*>(blob.memory.data_ptr()) : blob.text.data();
+    for (std::int64_t at = 0; at < blob.bytes; at += kChunk) {
+      check(MPI_Isend(blob.data + at, static_cast<int>(std::min(kChunk, blob.bytes - at)), MPI_BYTE, outgoing.to.value,
+                      outgoing.mpi_tag, communicator_, &outgoing.requests.emplace_back()),
+            "MPI_Isend");
+    }
+  }
+}
+
+void Engine::tell_all(Kind kind, const std::optional<Failure>& failure) {
+  for (int r = 0; r < ranks_; ++r) {
+    // Who has left does not listen any more, except for the others leaving too.
+    if (RankId(r) == rank_ || (kind != Kind::kDepart && departed_[static_cast<std::size_t>(r)])) continue;
+    Envelope envelope;
+    envelope.kind = kind;
+    if (failure) {
+      envelope.about = failure->rank.value;
+      envelope.header = failure->message;
+    }
+    post(RankId(r), std::move(envelope), {});
+  }
+  progress();
+}
+
+// --- receiving ---
+
+void Engine::post_receive(RankId from, const Tag& tag) {
+  check_rank(from);
+  const std::lock_guard lock(mutex_);
+  Incoming* here = find(from, tag);
+  if (here == nullptr) {
+    wanted_.insert({from, tag});
+  } else if (!here->started) {
+    start_receiving(*here);
+  }
+}
+
+/// Of a step that failed: nobody will want it.
+bool Engine::is_left_over(const Envelope& envelope) const {
+  return envelope.kind == Kind::kData && envelope.step < step_ && failures_.contains(envelope.step);
+}
+
+Engine::Incoming* Engine::find(RankId from, const Tag& tag) {
+  for (Incoming& incoming : incoming_) {
+    const Envelope& envelope = incoming.envelope;
+    if (incoming.from == from && envelope.kind == Kind::kData && envelope.tag == tag && !is_left_over(envelope)) {
+      return &incoming;
+    }
+  }
+  return nullptr;
+}
+
+void Engine::arrive(RankId from, Envelope envelope) {
+  Incoming& incoming = incoming_.emplace_back();
+  incoming.from = from;
+  incoming.envelope = std::move(envelope);
+  const Envelope& sent = incoming.envelope;
+  const bool has_blobs = sent.header_blob > 0 || std::any_of(sent.forms.begin(), sent.forms.end(), [](const auto& form) {
+                           return form.is_defined && !form.is_inline;
+                         });
+  // What is left over is taken too, so that its sender gets rid of it.
+  const bool is_wanted = sent.kind == Kind::kData && !is_left_over(sent) && wanted_.erase({from, sent.tag}) > 0;
+  if (!has_blobs || sent.kind != Kind::kData || is_left_over(sent) || is_wanted) start_receiving(incoming);
+}
+
+void Engine::start_receiving(Incoming& incoming) {
+  incoming.started = true;
+  const char* inline_data = incoming.envelope.inline_bytes.data();
+  for (const TensorForm& form : incoming.envelope.forms) {
+    if (!form.is_defined) {
+      incoming.tensors.emplace_back();
+      continue;
+    }
+    const bool lands_on_device = device_is_direct_ && !form.is_inline;
+    const bool is_staged = device_ && !device_->is_cpu() && !form.is_inline && !lands_on_device;
+    at::TensorOptions options = at::TensorOptions().dtype(form.type);
+    if (lands_on_device) options = options.device(*device_);
+    if (is_staged) options = options.pinned_memory(true);
+    const at::Tensor tensor = at::empty(form.sizes, options);
+    if (form.is_inline) {
+      if (form.bytes() > 0) std::memcpy(tensor.data_ptr(), inline_data, static_cast<std::size_t>(form.bytes()));
+      inline_data += form.bytes();
+    }
+    if (lands_on_device) incoming.free.emplace_back(device_->type()).record(current_stream(*device_));
+    incoming.tensors.push_back(tensor);
+  }
+  if (incoming.free.empty()) issue_receives(incoming);
+}
+
+void Engine::issue_receives(Incoming& incoming) {
+  incoming.issued = true;
+  incoming.free.clear();
+  Envelope& envelope = incoming.envelope;
+  const int tag = mpi_tag_of(envelope.sequence);
+  const auto receive_into = [&](char* data, std::int64_t bytes) {
+    for (std::int64_t at = 0; at < bytes; at += kChunk) {
+      check(MPI_Irecv(data + at, static_cast<int>(std::min(kChunk, bytes - at)), MPI_BYTE, incoming.from.value, tag,
+                      communicator_, &incoming.requests.emplace_back()),
+            "MPI_Irecv");
+    }
+  };
+  if (envelope.header_blob > 0) {
+    envelope.header.resize(envelope.header_blob);
+    receive_into(envelope.header.data(), static_cast<std::int64_t>(envelope.header_blob));
+  }
+  for (std::size_t i = 0; i < envelope.forms.size(); ++i) {
+    const TensorForm& form = envelope.forms[i];
+    if (form.is_defined && !form.is_inline) {
+      receive_into(static_cast<char*>(incoming.tensors[i].data_ptr()), form.bytes());
+    }
+  }
+  if (incoming.requests.empty()) complete(incoming);
+}
+
+void Engine::complete(Incoming& incoming) {
+  incoming.is_complete = true;
+  if (incoming.envelope.kind != Kind::kData) act_on(incoming);
+}
+
+/// What a rank says about itself or about a step.
+void Engine::act_on(const Incoming& incoming) {
+  const Envelope& envelope = incoming.envelope;
+  std::optional<Failure> failure;
+  if (envelope.about >= 0) failure = Failure{RankId(envelope.about), envelope.header};
+  switch (envelope.kind) {
+    case Kind::kAbort:
+      failures_.emplace(envelope.step, *failure);
+      break;
+    case Kind::kSettle:
+      statements_[envelope.step][incoming.from.value] = {failure};
+      break;
+    case Kind::kDepart:
+      departed_[incoming.from.index()] = true;
+      departures_[incoming.from.index()] = Failure{failure ? failure->rank : RankId(-1), envelope.header};
+      break;
+    case Kind::kData:
+      break;
+  }
+}
+
+std::optional<Message> Engine::take(RankId from, const Tag& tag) {
+  Incoming* here = find(from, tag);
+  if (here == nullptr) {
+    wanted_.insert({from, tag});
+    return std::nullopt;
+  }
+  if (!here->started) start_receiving(*here);
+  if (!here->is_complete) return std::nullopt;
+  Incoming incoming = std::move(*here);
+  incoming_.remove_if([&](const Incoming& other) { return &other == here; });
+  return handed_over(std::move(incoming));
+}
+
+Message Engine::handed_over(Incoming incoming) const {
+  Message message{std::move(incoming.tensors), std::move(incoming.envelope.header)};
+  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
+    at::Tensor& tensor = message.tensors[i];
+    if (!tensor.defined()) continue;
+    if (device_ && tensor.device() != *device_) tensor = tensor.to(*device_, /*non_blocking=*/true);
+    if (incoming.envelope.forms[i].wants_gradient) tensor.set_requires_grad(true);
+  }
+  return message;
+}
+
+Message Engine::receive(RankId from, const Tag& tag, Timeout timeout) {
+  check_rank(from);
+  const auto begin = Clock::now();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    progress();
+    if (auto message = take(from, tag)) {
+      pending_.clear();
+      return std::move(*message);
+    }
+    const auto waited = Clock::now() - begin;
+    if (pending_.empty() && waited > std::chrono::milliseconds(1)) {
+      pending_ = to_text(tag) + " from rank " + std::to_string(from.value);
+    }
+    if (const Failure* failure = current_failure()) throw AbortedError(failure->message, failure->rank);
+    if (find(from, tag) == nullptr) throw_if_gone(from, to_text(tag) + " from rank " + std::to_string(from.value));
+    if (waited > timeout) throw_timeout(from, tag, timeout);
+    lock.unlock();
+    pause(waited);
+    lock.lock();
+  }
+}
+
+// --- moving on ---
+
+bool Engine::progress_if_free() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return !lock || (!is_closed_ && progress());
+}
+
+bool Engine::progress() {
+  progress_envelopes();
+  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
+    if (!it->started && all_happened(it->written)) start_sending(*it);
+    it = it->started && all_done(it->requests) ? outgoing_.erase(it) : std::next(it);
+  }
+  bool is_receiving = false;
+  for (auto it = incoming_.begin(); it != incoming_.end();) {
+    if (it->started && !it->issued && all_happened(it->free)) issue_receives(*it);
+    if (it->issued && !it->is_complete && all_done(it->requests)) complete(*it);
+    is_receiving |= it->started && !it->is_complete;
+    const bool is_unwanted = it->envelope.kind != Kind::kData || is_left_over(it->envelope);
+    if (is_unwanted && !it->started) start_receiving(*it);
+    it = is_unwanted && it->is_complete ? incoming_.erase(it) : std::next(it);
+  }
+  return is_receiving || !outgoing_.empty();
+}
+
+void Engine::progress_envelopes() {
+  while (true) {
+    Slot& slot = slots_[next_slot_];
+    int done = 0;
+    MPI_Status status;
+    check(MPI_Test(&slot.request, &done, &status), "MPI_Test");
+    if (done == 0) return;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    Envelope envelope = decode({slot.buffer.data(), static_cast<std::size_t>(bytes)});
+    check(MPI_Irecv(slot.buffer.data(), static_cast<int>(kEnvelopeBytes), MPI_BYTE, MPI_ANY_SOURCE, kEnvelopeTag,
+                    communicator_, &slot.request),
+          "MPI_Irecv");
+    next_slot_ = (next_slot_ + 1) % slots_.size();
+    arrive(RankId(status.MPI_SOURCE), std::move(envelope));
+  }
+}
+
+// --- failures and the ends of steps ---
+
+const Failure* Engine::current_failure() const {
+  const auto found = failures_.find(step_);
+  return found == failures_.end() ? nullptr : &found->second;
+}
+
+/// A rank's program has ended, or some process is lost: waiting any longer would be in vain.
+void Engine::throw_if_gone(RankId from, const std::string& waiting) const {
+  const std::string where = "; rank " + std::to_string(rank_.value) + " was waiting for " + waiting;
+  if (lost_) throw AbortedError(lost_->message + where, lost_->rank);
+  if (departed_[from.index()]) throw AbortedError(departures_[from.index()]->message + where, from);
+}
+
+void Engine::abort(const Failure& failure) {
+  const std::lock_guard lock(mutex_);
+  if (!failures_.emplace(step_, failure).second) return;
+  tell_all(Kind::kAbort, failure);
+}
+
+std::optional<Failure> Engine::settle(Timeout timeout) {
+  const auto begin = Clock::now();
+  std::unique_lock lock(mutex_);
+  const Failure* known = current_failure();
+  statements_[step_][rank_.value] = {known != nullptr ? std::optional(*known) : std::nullopt};
+  tell_all(Kind::kSettle, statements_[step_][rank_.value].failure);
+  while (statements_[step_].size() < static_cast<std::size_t>(ranks_)) {
+    progress();
+    if (statements_[step_].size() == static_cast<std::size_t>(ranks_)) break;
+    std::string missing;
+    RankId first(-1);
+    for (int r = 0; r < ranks_; ++r) {
+      if (statements_[step_].contains(r)) continue;
+      if (first.value < 0) first = RankId(r);
+      missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    }
+    const auto waited = Clock::now() - begin;
+    if (waited > std::chrono::milliseconds(1)) pending_ = "the end of the step on rank " + missing;
+    for (int r = 0; r < ranks_; ++r) {
+      if (!statements_[step_].contains(r)) throw_if_gone(RankId(r), "the end of the step on rank " + missing);
+    }
+    if (waited > timeout) {
+      throw TimeoutError("rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) +
+                             " ms for the end of the step on rank " + missing +
+                             ": every rank calls step the same number of times; look at what it does, or allow more time",
+                         first);
+    }
+    lock.unlock();
+    pause(waited);
+    lock.lock();
+  }
+  pending_.clear();
+  // All have the same statements, so all come to the same conclusion.
+  std::optional<Failure> outcome;
+  for (const auto& [rank, statement] : statements_[step_]) {
+    if (statement.failure && (!outcome || statement.failure->rank < outcome->rank)) outcome = statement.failure;
+  }
+  statements_.erase(statements_.begin(), statements_.upper_bound(step_));
+  if (outcome) {
+    failures_.insert_or_assign(step_, *outcome);
+    wanted_.clear();
+  } else {
+    failures_.erase(step_);
+  }
+  ++step_;
+  progress();
+  return outcome;
+}
+
+void Engine::depart(bool failed, const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  tell_all(Kind::kDepart, Failure{failed ? rank_ : RankId(-1), message});
+}
+
+bool Engine::all_departed() {
+  const std::lock_guard lock(mutex_);
+  progress();
+  for (int r = 0; r < ranks_; ++r) {
+    if (RankId(r) != rank_ && !departed_[static_cast<std::size_t>(r)]) return false;
+  }
+  return outgoing_.empty();
+}
+
+std::optional<Failure> Engine::failed_departure() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& departure : departures_) {
+    if (departure && departure->rank.value >= 0) return departure;
+  }
+  return std::nullopt;
+}
+
+void Engine::mark_lost(RankId rank, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (!lost_ && !departed_[rank.index()]) lost_ = Failure{rank, text};
+}
+
+std::optional<Failure> Engine::lost() {
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+std::string Engine::pending() {
+  const std::lock_guard lock(mutex_);
+  return pending_;
+}
+
+void Engine::throw_timeout(RankId from, const Tag& tag, Timeout timeout) const {
+  throw TimeoutError("rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) + " ms for " +
+                         to_text(tag) + " from rank " + std::to_string(from.value) +
+                         ", which did not send it: look at what that rank does, or allow more time",
+                     from);
+}
+
+}  // namespace stagecraft::mpi

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stagecraft/transport/transport.h"
+
+/// The first part of everything that one process sends to another: what it is, and all of it where it is small. Larger
+/// parts ("blobs") follow as messages of their own, straight from and into the memory of tensors.
+namespace stagecraft::mpi {
+
+enum class Kind : std::uint8_t {
+  kData,
+  kAbort,   ///< A step failed; the text says why, `about` whose failure it is.
+  kSettle,  ///< The sender is at the end of a step; `about` and text of the failure it knows of, or none.
+  kDepart,  ///< The sender's program has ended; `about` is the sender if it failed.
+};
+
+struct TensorForm {
+  bool is_defined = false;
+  bool wants_gradient = false;
+  bool is_inline = false;  ///< In the envelope, not in a blob.
+  at::ScalarType type = at::kFloat;
+  std::vector<std::int64_t> sizes;
+
+  [[nodiscard]] std::int64_t bytes() const;
+};
+
+struct Envelope {
+  Kind kind = Kind::kData;
+  std::uint64_t step = 0;      ///< Steps settled by the sender; tells old messages from new ones.
+  std::uint64_t sequence = 0;  ///< Of messages from this sender to this receiver; blobs are matched by it.
+  Tag tag;
+  std::int32_t about = -1;  ///< A rank, or -1.
+  /// Too long for an envelope: the first blob.
+  std::uint64_t header_blob = 0;
+  std::string header;
+  std::vector<TensorForm> forms;
+  std::string inline_bytes;  ///< Of the inline tensors, one after the other.
+};
+
+/// An envelope is never longer.
+inline constexpr std::size_t kEnvelopeBytes = 16 * 1024;
+/// Tensors up to this size travel in the envelope while there is room.
+inline constexpr std::int64_t kInlineBytes = 4096;
+
+/// Decides what is inline; throws InvalidArgument when the forms alone do not fit.
+std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors);
+/// Throws InternalError for bytes that `encode` does not write.
+Envelope decode(std::span<const char> bytes);
+
+}  // namespace stagecraft::mpi

@@ -1,0 +1,252 @@
+#include <mpi.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "engine.h"
+#include "lifeline.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/core/version.h"
+#include "stagecraft/transport/mpi.h"
+
+namespace stagecraft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+volatile std::sig_atomic_t told_to_end = 0;
+
+/// In one piece, so that the lines of several ranks do not mix.
+void say(const std::string& text) {
+  const std::string line = text + "\n";
+  (void)!::write(STDERR_FILENO, line.data(), line.size());
+}
+
+/// Ends the process if `done` is not called in time: for calls of MPI that wait for others and cannot be told to stop.
+class Watchdog {
+ public:
+  Watchdog(Timeout timeout, std::string text)
+      : thread_([this, timeout, text = std::move(text)] {
+          std::unique_lock lock(mutex_);
+          if (called_off_.wait_for(lock, timeout, [&] { return is_done_; })) return;
+          say(text);
+          _exit(1);
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_done_ = true;
+    }
+    called_off_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable called_off_;
+  bool is_done_ = false;
+  std::thread thread_;
+};
+
+std::string seconds(Timeout timeout) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", std::chrono::duration<double>(timeout).count());
+  return text;
+}
+
+std::string broadcast_text(std::string text, MPI_Comm communicator) {
+  auto size = static_cast<std::uint64_t>(text.size());
+  MPI_Bcast(&size, 1, MPI_UINT64_T, 0, communicator);
+  text.resize(size);
+  MPI_Bcast(text.data(), static_cast<int>(size), MPI_BYTE, 0, communicator);
+  return text;
+}
+
+}  // namespace
+
+bool has_mpi() { return true; }
+
+class MpiProcess::Implementation {
+ public:
+  explicit Implementation(Timeout timeout) : timeout_(timeout) {
+    int is_started = 0;
+    MPI_Initialized(&is_started);
+    if (is_started != 0) throw TransportError("MPI has been started in this process before", RankId(-1));
+    const Watchdog watchdog(timeout, "stagecraft: MPI has not started within " + seconds(timeout) +
+                                         ": some process of this run does not start it. Do all run this program?");
+    int provided = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);  // our own: nothing else's messages can be taken for ours
+    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    int rank = 0;
+    MPI_Comm_rank(communicator_, &rank);
+    MPI_Comm_size(communicator_, &ranks_);
+    rank_ = RankId(rank);
+    helps_ = provided >= MPI_THREAD_SERIALIZED;
+    MPI_Comm local = MPI_COMM_NULL;
+    MPI_Comm_split_type(communicator_, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local);
+    MPI_Comm_rank(local, &local_rank_);
+    MPI_Comm_size(local, &local_ranks_);
+    MPI_Comm_free(&local);
+    compare_versions();
+    open_lifeline();
+  }
+
+  ~Implementation() { stop_watching(); }
+
+  std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity) {
+    activity_ = std::move(activity);
+    engine_ = std::make_shared<mpi::Engine>(communicator_, device);
+    struct sigaction action {};
+    action.sa_handler = [](int) { told_to_end = 1; };
+    sigaction(SIGTERM, &action, &before_);
+    watcher_ = std::thread([this] { watch(); });
+    return engine_;
+  }
+
+  int finish(const std::optional<std::string>& failure) {
+    if (!engine_) return end_mpi(failure ? 1 : 0);
+    reported_ = true;
+    engine_->depart(failure.has_value(),
+                    failure ? *failure : "rank " + std::to_string(rank_.value) + " has ended its program");
+    const auto begin = Clock::now();
+    while (!engine_->all_departed()) {
+      if (const auto lost = engine_->lost()) {
+        if (!failure) say("rank " + std::to_string(rank_.value) + ": " + lost->message);
+        end_at_once();
+      }
+      if (failure && Clock::now() - begin > timeout_) end_at_once();
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    const bool others_failed = engine_->failed_departure().has_value();
+    leaving_ = true;
+    stop_watching();
+    engine_->close();
+    return end_mpi(failure || others_failed ? 1 : 0);
+  }
+
+  RankId rank_;
+  int ranks_ = 1;
+  int local_rank_ = 0;
+  int local_ranks_ = 1;
+
+ private:
+  void compare_versions() {
+    char own[64] = {};
+    version().copy(own, sizeof own - 1);
+    std::vector<char> all(sizeof own * static_cast<std::size_t>(ranks_));
+    MPI_Allgather(own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, communicator_);
+    for (int r = 0; r < ranks_; ++r) {
+      const char* other = &all[sizeof own * static_cast<std::size_t>(r)];
+      if (std::strcmp(other, &all[0]) == 0) continue;
+      throw TransportError("rank 0 runs Stagecraft " + std::string(&all[0]) + ", but rank " + std::to_string(r) + " runs " +
+                               other + ": build all with one version",
+                           RankId(r));
+    }
+  }
+
+  void open_lifeline() {
+    const auto silence = std::max<milliseconds>(milliseconds(500), timeout_ * 6 / 10);
+    lifeline_.emplace(rank_, ranks_, silence, [this](RankId rank, const std::string& text) { engine_->mark_lost(rank, text); });
+    if (ranks_ == 1) return;
+    const std::string invitation = broadcast_text(rank_.value == 0 ? lifeline_->listen() : "", communicator_);
+    int missing = 0;
+    if (rank_.value == 0) {
+      missing = lifeline_->admit(milliseconds(10'000));
+    } else {
+      lifeline_->connect(invitation);
+    }
+    if (missing > 0) {
+      say("stagecraft: " + std::to_string(missing) + " of " + std::to_string(ranks_ - 1) +
+          " processes cannot reach rank 0 by TCP: if one of them dies, it will be noticed by timeouts alone");
+    }
+    MPI_Barrier(communicator_);
+  }
+
+  /// The helper thread: keeps messages moving while the rank computes, and an eye on the other processes.
+  void watch() {
+    bool is_busy = false;
+    bool said_farewell = false;
+    while (!is_over_) {
+      lifeline_->attend(milliseconds(is_busy ? 1 : 4));
+      if (helps_) is_busy = engine_->progress_if_free();
+      if (told_to_end != 0) end_as_told();
+      if (leaving_ && !said_farewell) {
+        lifeline_->farewell();
+        said_farewell = true;
+      }
+    }
+    if (!said_farewell) lifeline_->farewell();
+  }
+
+  /// The launcher ends all ranks when one is gone. A moment remains to say what this one was about.
+  [[noreturn]] void end_as_told() {
+    const auto begin = Clock::now();
+    while (Clock::now() - begin < milliseconds(400) && !engine_->lost() && !reported_) lifeline_->attend(milliseconds(20));
+    if (!reported_) {
+      const std::string pending = engine_->pending();
+      const std::string activity = activity_ ? activity_() : "";
+      const auto lost = engine_->lost();
+      say("rank " + std::to_string(rank_.value) + ": ended by the launcher (SIGTERM)" +
+          (lost ? "; " + lost->message : "") + (activity.empty() ? "" : "; it was at " + activity) +
+          (pending.empty() ? "; it was not waiting for any rank" : "; it was waiting for " + pending));
+    } else {
+      std::this_thread::sleep_for(milliseconds(300));  // what is being said is said to the end
+    }
+    _exit(128 + SIGTERM);
+  }
+
+  /// Some rank will never come to an orderly end.
+  [[noreturn]] void end_at_once() {
+    std::fflush(nullptr);
+    std::this_thread::sleep_for(milliseconds(300));  // for the others to say what they have to say
+    _exit(1);
+  }
+
+  void stop_watching() {
+    if (!watcher_.joinable()) return;
+    is_over_ = true;
+    watcher_.join();
+    sigaction(SIGTERM, &before_, nullptr);
+  }
+
+  int end_mpi(int code) {
+    const Watchdog watchdog(timeout_, "stagecraft: MPI has not ended within " + seconds(timeout_));
+    MPI_Comm_free(&communicator_);
+    MPI_Finalize();
+    return code;
+  }
+
+  Timeout timeout_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  bool helps_ = false;
+  std::optional<mpi::Lifeline> lifeline_;
+  std::shared_ptr<mpi::Engine> engine_;
+  std::function<std::string()> activity_;
+  std::thread watcher_;
+  struct sigaction before_ {};
+  std::atomic<bool> is_over_ = false;
+  std::atomic<bool> leaving_ = false;
+  std::atomic<bool> reported_ = false;
+};
+
+MpiProcess::MpiProcess(Timeout timeout) : implementation_(std::make_unique<Implementation>(timeout)) {}
+MpiProcess::~MpiProcess() = default;
+RankId MpiProcess::rank() const { return implementation_->rank_; }
+int MpiProcess::ranks() const { return implementation_->ranks_; }
+int MpiProcess::local_rank() const { return implementation_->local_rank_; }
+int MpiProcess::local_ranks() const { return implementation_->local_ranks_; }
+std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> device, std::function<std::string()> activity) {
+  return implementation_->connect(device, std::move(activity));
+}
+int MpiProcess::finish(const std::optional<std::string>& failure) { return implementation_->finish(failure); }
+
+}  // namespace stagecraft
