@@ -10,8 +10,9 @@ namespace sc = stagecraft;
 
 int main(int argc, char** argv) {
   return sc::launch(argc, argv, {.ranks = 2}, [](sc::World& world) {
-    torch::nn::Sequential model(torch::nn::Linear(4, 16), torch::nn::Dropout(0.2), torch::nn::ReLU(),
-                                torch::nn::Linear(16, 1));
+    torch::nn::Sequential model(torch::nn::Linear(4, 16), torch::nn::Dropout(0.2), torch::nn::Tanh(),
+                                torch::nn::Linear(16, 16), torch::nn::Tanh(), torch::nn::Linear(16, 16),
+                                torch::nn::Tanh(), torch::nn::Linear(16, 1));
     // A V of two stages per rank: rank 0 has the first stage and the last.
     sc::Pipeline pipeline(
         world, sc::split(model, world, {.schedule = "ZBVZeroBubble"}),

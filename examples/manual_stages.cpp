@@ -1,6 +1,6 @@
 // Stages written by hand: any callable with parameters, any number of values in and out.
 //
-//   rank 0 (a lambda over two tensors)  --(hidden, mask)-->  rank 1 (a module)
+//   rank 0 (a lambda)  --(hidden, mask)-->  ranks in between (modules)  --(hidden, mask)-->  last rank (a module)
 
 #include <torch/torch.h>
 
@@ -18,6 +18,16 @@ struct HeadImpl : torch::nn::Module {
 };
 TORCH_MODULE(Head);
 
+/// Several values out, too: a list.
+struct MiddleImpl : torch::nn::Module {
+  MiddleImpl() : linear(register_module("linear", torch::nn::Linear(16, 16))) {}
+  sc::Value forward(const torch::Tensor& hidden, const torch::Tensor& mask) {
+    return sc::ValueList{torch::tanh(linear(hidden)), mask};
+  }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(Middle);
+
 int main(int argc, char** argv) {
   return sc::launch(argc, argv, {.ranks = 2}, [](sc::World& world) {
     std::vector<sc::Stage> stages;
@@ -30,8 +40,10 @@ int main(int argc, char** argv) {
             return sc::ValueList{hidden, (call.tensor(0).sum(1, true) > 0).to(torch::kFloat)};
           },
           sc::NamedTensors{{"embed.weight", weight}});
+    } else if (world.is_last()) {
+      stages.push_back(sc::make_stage(world.rank().value, Head(), {}, "head"));  // head.linear.weight, ...
     } else {
-      stages.push_back(sc::make_stage(1, Head(), {}, "head"));  // names become head.linear.weight, ...
+      stages.push_back(sc::make_stage(world.rank().value, Middle(), {}, "middle" + std::to_string(world.rank().value)));
     }
     sc::Pipeline pipeline(world, std::move(stages),
                           {.schedule = "ZB-H1",
@@ -39,8 +51,10 @@ int main(int argc, char** argv) {
                            .loss = [](const sc::Value& logits, const sc::Value& label, const sc::ValueDict&) {
                              return torch::nn::functional::cross_entropy(logits.tensor(), label.tensor());
                            }});
-    for (const auto& [name, parameter] : pipeline.named_parameters()) {
-      std::cout << ("rank " + std::to_string(world.rank().value) + ": " + name + "\n");
+    std::string names;
+    for (const auto& [name, parameter] : pipeline.named_parameters()) names += " " + name;
+    for (const std::string& of_rank : world.gather(names)) {
+      if (world.is_first()) std::cout << "a rank has" << of_rank << "\n";
     }
     const auto x = torch::randn({12, 4});
     const auto label = torch::arange(12).remainder(3);

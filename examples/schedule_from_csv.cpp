@@ -9,12 +9,19 @@
 
 namespace sc = stagecraft;
 
+/// Two microbatches; all weight parts at the end.
+std::string make_plan(int ranks) {
+  std::string csv;
+  for (int r = 0; r < ranks; ++r) {
+    const std::string s = std::to_string(r);
+    csv += s + "F0," + s + "F1," + s + "I0," + s + "I1," + s + "W0," + s + "W1\n";
+  }
+  return csv;
+}
+
 int main(int argc, char** argv) {
-  // Two ranks, two microbatches; rank 1 leaves its weight parts to the end.
-  const auto plan =
-      sc::Schedule::from_rows(sc::parse_csv("0F0,0F1,,0I0,0W0,0I1,0W1\n"
-                                            ",1F0,1I0,1F1,1I1,1W0,1W1\n"));
-  return sc::launch(argc, argv, {.ranks = 2}, [&](sc::World& world) {
+  return sc::launch(argc, argv, {.ranks = 2}, [](sc::World& world) {
+    const auto plan = sc::Schedule::from_rows(sc::parse_csv(make_plan(world.size())));
     sc::Pipeline pipeline(
         world, {sc::make_stage(world.rank().value, torch::nn::Linear(4, 4))},
         {.plan = plan, .loss = [](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {

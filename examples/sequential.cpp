@@ -1,6 +1,6 @@
-// A Sequential, cut between its layers over three ranks.
+// A Sequential, cut between its layers over the ranks: threads of this process, or processes under mpirun.
 //
-//   rank 0: Linear Tanh | rank 1: Linear Tanh | rank 2: Linear
+//   rank 0: Linear Tanh Linear | rank 1: Tanh Linear Tanh | rank 2: Linear Tanh Linear
 
 #include <torch/torch.h>
 
@@ -13,9 +13,10 @@ namespace sc = stagecraft;
 int main(int argc, char** argv) {
   return sc::launch(argc, argv, {.ranks = 3}, [](sc::World& world) {
     torch::nn::Sequential model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 32),
-                                torch::nn::Tanh(), torch::nn::Linear(32, 1));
+                                torch::nn::Tanh(), torch::nn::Linear(32, 32), torch::nn::Tanh(),
+                                torch::nn::Linear(32, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
     sc::Pipeline pipeline(
-        world, sc::split(model, world, {.layers = {2, 2, 1}}),
+        world, sc::split(model, world),
         {.microbatches = 4, .loss = [](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {
            return torch::mse_loss(output.tensor(), target.tensor());
          }});

@@ -1,7 +1,7 @@
-// A U-shaped model: the first stage's output goes to the second stage and, past it, to the third.
+// A U-shaped model: the first stage's output goes to the second stage and, past all others, to the last.
 //
-//   stage 0 ──▶ stage 1 ──▶ stage 2
-//      └──────────────────────▲
+//   stage 0 ──▶ stage 1 ──▶ ... ──▶ last stage
+//      └───────────────────────────────▲
 
 #include <torch/torch.h>
 
@@ -17,17 +17,19 @@ int main(int argc, char** argv) {
     auto stage =
         sc::make_stage(world.rank().value, linear.ptr(), [linear](const sc::StageCall& call) mutable -> sc::Value {
           const auto y = torch::relu(linear(call.tensor(0)));
-          return call.arguments.size() > 1 ? y + call.tensor(1) : y;  // the third stage has a second argument
+          return call.arguments.size() > 1 ? y + call.tensor(1) : y;  // the last stage has a second argument
         });
+    const int last = world.size() - 1;
+    std::vector<sc::Edge> edges;
+    for (int s = 0; s < last; ++s) edges.push_back({.from = s, .output = 0, .to = s + 1, .argument = 0});
+    edges.push_back({.from = 0, .output = 0, .to = last, .argument = 1});
     sc::Pipeline pipeline(
         world, {std::move(stage)},
         {.schedule = "ZB-H1",
          .microbatches = 3,
          .loss = [](const sc::Value& output, const sc::Value& target,
                     const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
-         .edges = {{.from = 0, .output = 0, .to = 1, .argument = 0},
-                   {.from = 1, .output = 0, .to = 2, .argument = 0},
-                   {.from = 0, .output = 0, .to = 2, .argument = 1}}});
+         .edges = edges});
     const auto x = torch::randn({6, 8});
     const sc::StepResult result = pipeline.step({x}, {.target = x});
     if (result.has_loss()) std::cout << "loss " << result.loss() << "\n";

@@ -1,7 +1,7 @@
-// Trains a small GPT on the characters of some text, four ranks as threads, a zero-bubble schedule; then runs the same
-// steps on one device and shows that nothing differs.
+// Trains a small GPT on the characters of some text, four ranks as threads (or as many processes as mpirun starts), a
+// zero-bubble schedule; then runs the same steps on one device and shows that nothing differs.
 //
-//   gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--out FOLDER] TEXT_FILE...
+//   [mpirun -n N] gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--device cpu|cuda] [--out FOLDER] TEXT_FILE...
 
 #include <unistd.h>
 
@@ -28,6 +28,7 @@ struct Options {
   std::int64_t rows = 16;
   std::string schedule = "ZB-H1";
   std::string out = ".";
+  at::DeviceType device = at::kCPU;
   std::vector<std::string> files;
 };
 
@@ -58,7 +59,7 @@ class Text {
     }
   }
 
-  [[nodiscard]] Batch batch(int step, std::int64_t rows) const {
+  [[nodiscard]] Batch batch(int step, std::int64_t rows, const at::Device& device) const {
     std::mt19937 random(static_cast<unsigned>(step));
     std::uniform_int_distribution<std::int64_t> start(0, bytes_.size(0) - config_.context - 2);
     std::vector<torch::Tensor> tokens, next;
@@ -67,10 +68,11 @@ class Text {
       tokens.push_back(bytes_.narrow(0, at, config_.context));
       next.push_back(bytes_.narrow(0, at + 1, config_.context));
     }
-    return {torch::stack(tokens), torch::stack(next)};
+    return {torch::stack(tokens).to(device), torch::stack(next).to(device)};
   }
 
   [[nodiscard]] std::int64_t size() const { return bytes_.size(0); }
+  [[nodiscard]] const GptConfig& config() const { return config_; }
 
  private:
   GptConfig config_;
@@ -112,42 +114,12 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 struct Trained {
   std::vector<double> losses;
-  std::vector<GptPiece> pieces;
+  std::vector<torch::Tensor> weights;
 };
 
 constexpr double kLearningRate = 1e-3;
 
-Trained train_pipelined(const Options& options, const GptConfig& config, const Text& text) {
-  Trained trained;
-  trained.pieces = make_pieces(config, options.ranks);
-  std::vector<sc::Timeline> timelines(static_cast<std::size_t>(options.ranks));
-  const double tokens = static_cast<double>(options.rows * config.context);
-  Progress progress(std::to_string(options.ranks) + " ranks ", options.steps);
-  const auto begin = std::chrono::steady_clock::now();
-  sc::run_ranks({.ranks = options.ranks, .threads_per_rank = 1}, [&](sc::World& world) {
-    GptPiece& piece = trained.pieces[world.rank().index()];
-    sc::Pipeline pipeline(world, {sc::make_stage(world.rank().value, piece)},
-                          {.schedule = options.schedule,
-                           .microbatches = options.microbatches,
-                           .loss = [](const sc::Value& logits, const sc::Value& next, const sc::ValueDict&) {
-                             return next_token_loss(logits.tensor(), next.tensor());
-                           }});
-    torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(kLearningRate));
-    pipeline.record_timeline(true);
-    for (int step = 0; step < options.steps; ++step) {
-      const Batch batch = text.batch(step, options.rows);
-      const sc::StepResult result = pipeline.step({batch.tokens}, {.target = batch.next});
-      optimizer.step();
-      optimizer.zero_grad();
-      timelines[world.rank().index()] = pipeline.timeline();
-      world.barrier();
-      if (!world.is_last()) continue;
-      char bubble[32];
-      std::snprintf(bubble, sizeof bubble, "  idle %4.1f%%", 100 * sc::summarize(timelines).idle());
-      trained.losses.push_back(result.loss());
-      progress.show(step, result.loss(), tokens * (step + 1) / seconds_since(begin), bubble);
-    }
-  });
+void write_timelines(const Options& options, const std::vector<sc::Timeline>& timelines) {
   std::filesystem::create_directories(options.out);
   const std::string svg = options.out + "/timeline.svg", trace = options.out + "/timeline.json";
   std::ofstream svg_file(svg), trace_file(trace);
@@ -155,28 +127,61 @@ Trained train_pipelined(const Options& options, const GptConfig& config, const T
   sc::write_timeline_trace(trace_file, timelines, options.schedule);
   if (!svg_file || !trace_file) throw sc::Error("the timeline cannot be written to " + options.out);
   std::printf("the last step as it was: %s (picture), %s (open in Perfetto)\n", svg.c_str(), trace.c_str());
+}
+
+/// One rank's part. Rank 0 gets everything that was trained.
+Trained train_pipelined(sc::World& world, const Options& options, const Text& text, GptPiece piece) {
+  piece->to(world.device());
+  const double tokens = static_cast<double>(options.rows * text.config().context);
+  Progress progress(std::to_string(world.size()) + " ranks ", options.steps);
+  sc::Pipeline pipeline(world, {sc::make_stage(world.rank().value, piece)},
+                        {.schedule = options.schedule,
+                         .microbatches = options.microbatches,
+                         .loss = [](const sc::Value& logits, const sc::Value& next,
+                                    const sc::ValueDict&) { return next_token_loss(logits.tensor(), next.tensor()); },
+                         .broadcast_loss = true});
+  torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(kLearningRate));
+  pipeline.record_timeline(true);
+  Trained trained;
+  std::vector<sc::Timeline> timelines;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int step = 0; step < options.steps; ++step) {
+    const Batch batch = text.batch(step, options.rows, world.device());
+    const sc::StepResult result = pipeline.step({batch.tokens}, {.target = batch.next});
+    optimizer.step();
+    optimizer.zero_grad();
+    trained.losses.push_back(result.loss());
+    timelines = pipeline.collect_timelines(sc::RankId(0));
+    if (!world.is_first()) continue;
+    char bubble[32];
+    std::snprintf(bubble, sizeof bubble, "  idle %4.1f%%", 100 * sc::summarize(timelines).idle());
+    progress.show(step, result.loss(), tokens * (step + 1) / seconds_since(begin), bubble);
+  }
+  for (const sc::Message& weights : world.collect({pipeline.parameters(), ""}, sc::RankId(0))) {
+    for (const auto& weight : weights.tensors) trained.weights.push_back(weight.detach().cpu());
+  }
+  if (world.is_first()) write_timelines(options, timelines);
   return trained;
 }
 
 /// The same microbatches one after the other, without any of the above.
-Trained train_on_one_device(const Options& options, const GptConfig& config, const Text& text) {
+Trained train_on_one_device(const Options& options, const Text& text, const at::Device& device,
+                            std::vector<GptPiece> pieces) {
   Trained trained;
-  trained.pieces = make_pieces(config, options.ranks);
-  at::set_num_threads(1);  // as each rank had
-  std::vector<torch::Tensor> parameters;
-  for (auto& piece : trained.pieces) {
-    for (const auto& parameter : piece->parameters()) parameters.push_back(parameter);
+  for (auto& piece : pieces) {
+    piece->to(device);
+    for (const auto& parameter : piece->parameters()) trained.weights.push_back(parameter);
   }
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(kLearningRate));
+  torch::optim::AdamW optimizer(trained.weights, torch::optim::AdamWOptions(kLearningRate));
   Progress progress("1 device", options.steps);
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < options.steps; ++step) {
-    const Batch batch = text.batch(step, options.rows);
+    const Batch batch = text.batch(step, options.rows, device);
     const auto tokens = batch.tokens.chunk(options.microbatches), next = batch.next.chunk(options.microbatches);
     double loss = 0;
     for (std::size_t m = 0; m < tokens.size(); ++m) {
       torch::Tensor x = tokens[m];
-      for (auto& piece : trained.pieces) x = piece(x);
+      for (auto& piece : pieces) x = piece(x);
       const auto own = next_token_loss(x, next[m]);
       (own / options.microbatches).backward();
       loss += own.item<double>() / options.microbatches;
@@ -184,10 +189,27 @@ Trained train_on_one_device(const Options& options, const GptConfig& config, con
     optimizer.step();
     optimizer.zero_grad();
     trained.losses.push_back(loss);
-    progress.show(step, loss, static_cast<double>(options.rows * config.context) * (step + 1) / seconds_since(begin),
-                  "");
+    progress.show(step, loss,
+                  static_cast<double>(options.rows * text.config().context) * (step + 1) / seconds_since(begin), "");
   }
+  for (auto& weight : trained.weights) weight = weight.detach().cpu();
   return trained;
+}
+
+void compare(const Options& options, const Trained& pipelined, const Trained& single) {
+  double loss = 0;
+  double weight = 0;
+  for (std::size_t i = 0; i < single.losses.size(); ++i) {
+    loss = std::max(loss, std::abs(single.losses[i] - pipelined.losses[i]));
+  }
+  for (std::size_t i = 0; i < single.weights.size(); ++i) {
+    weight = std::max(weight, (single.weights[i] - pipelined.weights[i]).abs().max().item<double>());
+  }
+  const bool equal = loss == 0 && weight == 0;
+  std::printf("largest difference to one device over %d steps: loss %g, weights %g%s\n", options.steps, loss, weight,
+              equal ? " (the same, bit for bit)" : "");
+  // Schedules that add up weight gradients in another order differ in the last bits.
+  if (loss > 1e-4 || weight > 1e-2) throw sc::Error("the pipeline does not train as one device does");
 }
 
 Options parse(int argc, char** argv) {
@@ -212,12 +234,18 @@ Options parse(int argc, char** argv) {
       options.schedule = value();
     } else if (word == "--out") {
       options.out = value();
+    } else if (word == "--device") {
+      options.device = at::Device(value()).type();
+    } else if (word.starts_with("--stagecraft-")) {
+      continue;  // for the launcher
     } else {
       options.files.push_back(word);
     }
   }
   if (options.files.empty()) {
-    throw sc::InvalidArgument("usage: gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--out FOLDER] TEXT_FILE...");
+    throw sc::InvalidArgument(
+        "usage: gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--device cpu|cuda] [--out FOLDER] "
+        "TEXT_FILE...");
   }
   return options;
 }
@@ -226,31 +254,26 @@ int demo(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const GptConfig config;
   const Text text(options.files, config);
-  std::int64_t parameters = 0;
-  for (auto& piece : make_pieces(config, options.ranks)) {
-    for (const auto& parameter : piece->parameters()) parameters += parameter.numel();
-  }
-  std::printf("a GPT of %.1f million parameters on %lld characters, %s, %d ranks as threads, %d microbatches\n",
-              static_cast<double>(parameters) / 1e6, static_cast<long long>(text.size()), options.schedule.c_str(),
-              options.ranks, options.microbatches);
-  const Trained pipelined = train_pipelined(options, config, text);
-  const Trained single = train_on_one_device(options, config, text);
-  double loss = 0;
-  double weight = 0;
-  for (std::size_t i = 0; i < single.losses.size(); ++i) {
-    loss = std::max(loss, std::abs(single.losses[i] - pipelined.losses[i]));
-  }
-  for (std::size_t p = 0; p < single.pieces.size(); ++p) {
-    const auto ours = pipelined.pieces[p]->parameters(), theirs = single.pieces[p]->parameters();
-    for (std::size_t i = 0; i < ours.size(); ++i) {
-      weight = std::max(weight, (ours[i] - theirs[i]).abs().max().item<double>());
+  // Ranks that are threads share one set of pieces, made once: the random generator is one for all of them.
+  std::once_flag once;
+  std::vector<GptPiece> pieces;
+  const auto program = [&](sc::World& world) {
+    std::call_once(once, [&] { pieces = make_pieces(config, world.size()); });
+    if (world.is_first()) {
+      std::int64_t parameters = 0;
+      for (auto& piece : pieces) {
+        for (const auto& parameter : piece->parameters()) parameters += parameter.numel();
+      }
+      std::printf("a GPT of %.1f million parameters on %lld characters, %s, %d ranks, %d microbatches\n",
+                  static_cast<double>(parameters) / 1e6, static_cast<long long>(text.size()), options.schedule.c_str(),
+                  world.size(), options.microbatches);
     }
-  }
-  const bool equal = loss == 0 && weight == 0;
-  std::printf("largest difference to one device over %d steps: loss %g, weights %g%s\n", options.steps, loss, weight,
-              equal ? " (the same, bit for bit)" : "");
-  // Schedules that add up weight gradients in another order differ in the last bits.
-  return loss <= 1e-4 && weight <= 1e-2 ? 0 : 1;
+    const Trained pipelined = train_pipelined(world, options, text, pieces[world.rank().index()]);
+    if (!world.is_first()) return;
+    compare(options, pipelined, train_on_one_device(options, text, world.device(), make_pieces(config, world.size())));
+  };
+  return sc::launch(argc, argv, {.ranks = options.ranks, .threads_per_rank = 1, .device_type = options.device},
+                    program);
 }
 
 }  // namespace

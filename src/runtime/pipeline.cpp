@@ -3,6 +3,7 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <sstream>
@@ -330,5 +331,20 @@ void Pipeline::on(ActionKind kind, std::function<void(const ActionContext&)> han
 
 void Pipeline::record_timeline(bool record) { implementation_->executor_->record = record; }
 const Timeline& Pipeline::timeline() const { return implementation_->executor_->timeline; }
+
+std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
+  static_assert(std::is_trivially_copyable_v<Span>);
+  const Timeline& own = timeline();
+  std::string bytes(own.size() * sizeof(Span), '\0');
+  if (!own.empty()) std::memcpy(bytes.data(), own.data(), bytes.size());
+  std::vector<Timeline> all;
+  for (const Message& message : implementation_->world_.collect({{}, std::move(bytes)}, to)) {
+    Timeline& timeline_of_rank = all.emplace_back(message.header.size() / sizeof(Span));
+    if (!timeline_of_rank.empty()) {
+      std::memcpy(timeline_of_rank.data(), message.header.data(), message.header.size());
+    }
+  }
+  return all;
+}
 
 }  // namespace stagecraft

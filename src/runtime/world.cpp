@@ -17,8 +17,8 @@
 #include <thread>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/stage/packing.h"
 #include "stagecraft/schedule/action_text.h"
+#include "stagecraft/stage/packing.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/mpi.h"
 #include "stagecraft/transport/streams.h"
@@ -30,19 +30,26 @@ World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout ti
 
 Tag World::next_tag() { return {Channel::kControl, StageId(0), StageId(0), MicrobatchId(collectives_++)}; }
 
-std::vector<std::string> World::gather(const std::string& own) {
+std::vector<Message> World::collect(Message own, RankId to) {
   const Tag tag = next_tag();
-  std::vector<std::string> all;
-  // Through rank 0: a few words, once in a while.
-  if (!is_first()) {
-    transport_->send(RankId(0), tag, {{}, own});
-    for (const Value& word : unpack(transport_->receive(RankId(0), tag, timeout_))) all.push_back(word.text());
-    return all;
+  if (rank() != to) {
+    transport_->send(to, tag, std::move(own));
+    return {};
   }
-  all.push_back(own);
-  for (int r = 1; r < size(); ++r) all.push_back(transport_->receive(RankId(r), tag, timeout_).header);
-  const ValueList words(all.begin(), all.end());
-  for (int r = 1; r < size(); ++r) transport_->send(RankId(r), tag, pack(words));
+  std::vector<Message> all(static_cast<std::size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    all[static_cast<std::size_t>(r)] = RankId(r) == to ? std::move(own) : transport_->receive(RankId(r), tag, timeout_);
+  }
+  return all;
+}
+
+std::vector<std::string> World::gather(const std::string& own) {
+  // Through rank 0: a few words, once in a while.
+  ValueList words;
+  for (Message& message : collect({{}, own}, RankId(0))) words.emplace_back(std::move(message.header));
+  std::vector<std::string> all;
+  for (const Value& word : unpack(broadcast(is_first() ? pack(words) : Message(), RankId(0))))
+    all.push_back(word.text());
   return all;
 }
 
@@ -86,8 +93,9 @@ void keep_freed_memory() {
 #endif
 }
 
-/// MKL's vector functions pick their kernels when the first of them is called. If several threads do that at once, one of
-/// them now and then computes that call with the kernel of lowest precision, 11 bits. So this thread calls one first.
+/// MKL's vector functions pick their kernels when the first of them is called. If several threads do that at once, one
+/// of them now and then computes that call with the kernel of lowest precision, 11 bits. So this thread calls one
+/// first.
 void pick_vector_kernels() {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) at::ones({64}, type).sqrt_();
 }
@@ -140,7 +148,8 @@ at::Device device_of(const LaunchOptions& options, RankId rank, int place) {
   if (options.device_type == at::kCPU) return at::kCPU;
   const int count = c10::impl::VirtualGuardImpl(options.device_type).deviceCount();
   if (count == 0) {
-    throw InvalidArgument("there is no device of type " + c10::DeviceTypeName(options.device_type, /*lower_case=*/true) +
+    throw InvalidArgument("there is no device of type " +
+                          c10::DeviceTypeName(options.device_type, /*lower_case=*/true) +
                           " here: compute on the CPU, or start where there is one");
   }
   return {options.device_type, static_cast<at::DeviceIndex>(place % count)};
@@ -209,7 +218,8 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     const at::Device device = device_of(options, process.rank(), process.local_rank());
     const RankThread setup(options, device, process.local_ranks());
     World* running = nullptr;
-    const auto transport = process.connect(device, [&running] { return running == nullptr ? "" : running->activity(); });
+    const auto transport =
+        process.connect(device, [&running] { return running == nullptr ? "" : running->activity(); });
     World world(transport, device, options.timeout);
     running = &world;
     program(world);

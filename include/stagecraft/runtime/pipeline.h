@@ -149,6 +149,8 @@ class Pipeline {
   /// Starts recording (or stops); the timeline is that of the last step of this rank.
   void record_timeline(bool record);
   [[nodiscard]] const Timeline& timeline() const;
+  /// The timelines of all ranks, by rank, on rank `to`; nothing on the others. All ranks call it.
+  [[nodiscard]] std::vector<Timeline> collect_timelines(RankId to) const;
 
  private:
   class Implementation;

@@ -33,6 +33,8 @@ class World {
   void barrier();
   /// Every rank gets the message of rank `from`; it is not used elsewhere.
   Message broadcast(Message message, RankId from);
+  /// Rank `to` gets the messages of all ranks, its own included, by rank; the others get nothing.
+  std::vector<Message> collect(Message own, RankId to);
   /// What every rank said, by rank.
   std::vector<std::string> gather(const std::string& own);
 
