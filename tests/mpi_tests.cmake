@@ -32,3 +32,8 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
     stagecraft_mpi_test(conformance.mpich.${ranks} ${STAGECRAFT_MPICH_EXEC} ${ranks} conformance_test_mpich --gtest_brief=1)
   endforeach()
 endif()
+
+# Accidents of every kind, on processes and on threads.
+add_executable(fault_program faults/fault_program.cpp)
+target_link_libraries(fault_program PRIVATE stagecraft::stagecraft stagecraft_warnings)
+stagecraft_precompile(fault_program torch_program)

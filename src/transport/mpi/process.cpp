@@ -20,6 +20,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+/// How long a failed rank waits for the others to notice.
+constexpr milliseconds kHeed{2000};
+
 volatile std::sig_atomic_t told_to_end = 0;
 
 /// In one piece, so that the lines of several ranks do not mix.
@@ -123,7 +126,7 @@ class MpiProcess::Implementation {
         if (!failure) say("rank " + std::to_string(rank_.value) + ": " + lost->message);
         end_at_once();
       }
-      if (failure && Clock::now() - begin > timeout_) end_at_once();
+      if (failure && Clock::now() - begin > std::min<Timeout>(timeout_, kHeed)) end_at_once();
       std::this_thread::sleep_for(milliseconds(1));
     }
     const bool others_failed = engine_->failed_departure().has_value();

@@ -1,0 +1,69 @@
+// Trains a small pipeline for ever, and has an accident on one rank at one action.
+//
+//   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS]
+//
+// FAULT: none, throw, exit, kill, stop, hang; ACTION_NUMBER counts this rank's actions from 0, over all steps.
+
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "stagecraft/stagecraft.h"
+
+namespace sc = stagecraft;
+
+namespace {
+
+void have_accident(const std::string& fault) {
+  if (fault == "throw") throw std::runtime_error("the accident that was asked for");
+  if (fault == "exit") std::exit(0);
+  if (fault == "kill") raise(SIGKILL);
+  if (fault == "stop") raise(SIGSTOP);
+  if (fault == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 5) {
+    std::cerr << "usage: fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS]\n";
+    return 2;
+  }
+  const std::string fault = argv[1];
+  const int rank = std::atoi(argv[2]);
+  const int at = std::atoi(argv[3]);
+  const sc::Timeout timeout(std::atoi(argv[4]));
+  const int threads = argc > 5 ? std::atoi(argv[5]) : 1;
+  return sc::launch(argc, argv, {.ranks = threads, .threads_per_rank = 1, .timeout = timeout}, [&](sc::World& world) {
+    std::vector<sc::Stage> stages;
+    const std::string schedule = "InterleavedZeroBubble";
+    for (const sc::StageId stage : sc::stages_here(world, schedule, 2)) {
+      stages.push_back(sc::make_stage(stage.value, torch::nn::Linear(64, 64)));
+    }
+    sc::Pipeline pipeline(world, std::move(stages),
+                          {.schedule = schedule,
+                           .microbatches = 4,
+                           .loss = [](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {
+                             return torch::mse_loss(output.tensor(), target.tensor());
+                           }});
+    int actions = 0;
+    for (const sc::ActionKind kind :
+         {sc::ActionKind::kForward, sc::ActionKind::kBackwardInput, sc::ActionKind::kBackwardWeight,
+          sc::ActionKind::kSendForward, sc::ActionKind::kRecvForward, sc::ActionKind::kSendBackward,
+          sc::ActionKind::kRecvBackward}) {
+      pipeline.on(kind, [&](const sc::ActionContext& context) {
+        if (world.rank().value == rank && actions++ == at) {
+          std::cerr << ("accident at " + sc::to_text(context.action()) + "\n") << std::flush;
+          have_accident(fault);
+        }
+        context.run();
+      });
+    }
+    const auto x = torch::ones({8, 64});
+    for (int step = 0; step < 1'000'000; ++step) pipeline.step({x}, {.target = x});
+  });
+}

@@ -1,0 +1,147 @@
+"""Accidents: a rank throws, exits, is killed, is stopped, loses its link or runs another program. Every run must end in time with an exit
+code, name the rank at fault, say what each survivor was waiting for, and leave no process behind.
+
+    FAULT_PROGRAM=build/bin/fault_program MPIEXEC=mpirun [FAULT_SEED=7] python3 tests/faults/test_faults.py
+
+Where an accident happens is drawn anew each time; the seed is printed, and FAULT_SEED repeats it.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+import uuid
+
+PROGRAM = os.environ["FAULT_PROGRAM"]
+MPIEXEC = os.environ["MPIEXEC"]
+SEED = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1 << 30)))
+RANKS = 3
+TIMEOUT = 5.0  # of the ranks
+GRACE = 4.0  # starting, ending, a busy machine
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+print(f"FAULT_SEED={SEED}")
+draw = random.Random(SEED)
+
+
+def left_behind(mark):
+    """Processes of a run that are still there; the dead that nobody has buried yet do not count."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read()
+            with open(f"/proc/{pid}/stat") as file:
+                state = file.read().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if mark.encode() in command and state != "Z":
+            found.append((pid, state, command.replace(b"\0", b" ").decode()[-200:]))
+    return found
+
+
+class Run:
+    """A command that must end by itself within `limit` seconds."""
+
+    def __init__(self, command, limit, mark=None, during=None):
+        self.begin = time.monotonic()
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True)
+            if during:
+                during(output)
+            try:
+                self.code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                self.code = None
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            self.seconds = time.monotonic() - self.begin
+            output.seek(0)
+            self.output = output.read()
+        self.ended_in_time = self.code is not None
+        self.orphans = []
+        if mark:
+            give_up = time.monotonic() + 3
+            while (orphans := left_behind(mark)) and time.monotonic() < give_up:
+                time.sleep(0.05)
+            self.orphans = orphans
+            for pid, *_ in orphans:
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def under_mpi(fault, rank, action, ranks=RANKS):
+    mark = f"--stagecraft-mark={uuid.uuid4()}"
+    command = [MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), mark]
+    return Run(command, 2 * TIMEOUT + GRACE, mark)
+
+
+class Accidents(unittest.TestCase):
+    def check(self, run, rank, text, survivors_wait=True):
+        self.assertTrue(run.ended_in_time, f"still running after {run.seconds:.0f} s:\n{run.output}")
+        self.assertNotEqual(run.code, 0, run.output)
+        self.assertIn("accident at", run.output)
+        self.assertEqual(run.orphans, [])
+        for survivor in range(RANKS):
+            if survivor == rank:
+                continue
+            said = [line for line in run.output.splitlines() if line.startswith(f"rank {survivor}: ")]
+            self.assertTrue(said, f"rank {survivor} said nothing:\n{run.output}")
+            self.assertIn(text, " ".join(said))
+            if survivors_wait:
+                self.assertRegex(" ".join(said), "waiting for the (activation|gradient|end)|not waiting", run.output)
+
+    def places(self, count):
+        return [(draw.randrange(RANKS), draw.randrange(100)) for _ in range(count)]
+
+    def test_a_rank_throws(self):
+        for rank, action in self.places(3):
+            with self.subTest(rank=rank, action=action):
+                run = under_mpi("throw", rank, action)
+                self.check(run, rank, "the accident that was asked for", survivors_wait=False)
+                self.assertLess(run.seconds, TIMEOUT + GRACE)
+
+    def test_a_rank_exits(self):
+        for rank, action in self.places(3):
+            with self.subTest(rank=rank, action=action):
+                run = under_mpi("exit", rank, action)
+                self.check(run, rank, f"the process of rank {rank} has ended")
+                self.assertLess(run.seconds, TIMEOUT + GRACE)
+
+    def test_a_rank_is_killed(self):
+        for rank, action in self.places(3):
+            with self.subTest(rank=rank, action=action):
+                run = under_mpi("kill", rank, action)
+                self.check(run, rank, f"the process of rank {rank} has ended")
+                self.assertLess(run.seconds, TIMEOUT + GRACE)
+
+    def test_a_rank_is_stopped(self):
+        for rank, action in self.places(2):
+            with self.subTest(rank=rank, action=action):
+                run = under_mpi("stop", rank, action)
+                self.check(run, rank, f"rank {rank} has been silent" if rank != 0 else "rank 0 has been silent")
+                self.assertLess(run.seconds, TIMEOUT + GRACE)
+
+    def test_a_rank_is_another_program(self):
+        mark = f"--stagecraft-mark={uuid.uuid4()}"
+        ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
+        run = Run([MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
+        self.assertTrue(run.ended_in_time, run.output)
+        self.assertNotEqual(run.code, 0)
+        self.assertIn("Do all run this program?", run.output)
+        self.assertEqual(run.orphans, [])
+
+    def test_threads(self):
+        for rank, action in self.places(3):
+            with self.subTest(rank=rank, action=action):
+                run = Run([PROGRAM, "throw", str(rank), str(action), "5000", str(RANKS)], TIMEOUT + GRACE)
+                self.assertEqual(run.code, 1, run.output)
+                self.assertIn(f"rank {rank}, step", run.output)
+                self.assertIn("the accident that was asked for", run.output)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
