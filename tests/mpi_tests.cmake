@@ -13,6 +13,25 @@ foreach(ranks 1 2 3 4 5)
   stagecraft_mpi_test(conformance.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} conformance_test --gtest_brief=1)
 endforeach()
 
+# stagecraft_mpi_program(<name> <source>): a program that is not a test by itself.
+function(stagecraft_mpi_program name source)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE stagecraft::stagecraft stagecraft_warnings)
+  stagecraft_precompile(${name} torch_program <torch/torch.h>)
+endfunction()
+
+# stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
+function(stagecraft_fault_test name launcher program)
+  add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_faults.py)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 PROCESSORS 2
+    ENVIRONMENT "FAULT_PROGRAM=$<TARGET_FILE:${program}>;MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
+endfunction()
+
+stagecraft_mpi_program(fault_program faults/fault_program.cpp)
+if(NOT STAGECRAFT_SANITIZE)  # it ends processes without a word, and is a matter of seconds
+  stagecraft_fault_test(faults.mpi ${MPIEXEC_EXECUTABLE} fault_program)
+endif()
+
 # The other MPI: the same sources once more, compiled with its headers and taken before those of the library.
 find_path(STAGECRAFT_MPICH_INCLUDE mpi.h PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE}/mpich NO_CMAKE_ENVIRONMENT_PATH)
 find_library(STAGECRAFT_MPICH_LIBRARY mpich)
@@ -22,18 +41,21 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
   target_link_libraries(stagecraft_mpich PRIVATE stagecraft_transport stagecraft_warnings)
   target_include_directories(stagecraft_mpich BEFORE PRIVATE ${STAGECRAFT_MPICH_INCLUDE})
   stagecraft_precompile(stagecraft_mpich torch_library)
-  add_executable(conformance_test_mpich conformance/transport_test.cpp $<TARGET_OBJECTS:stagecraft_mpich>)
-  target_link_options(conformance_test_mpich PRIVATE -Wl,--as-needed)
-  target_include_directories(conformance_test_mpich PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-  target_link_libraries(conformance_test_mpich PRIVATE ${STAGECRAFT_MPICH_LIBRARY} stagecraft::stagecraft
-                                                       stagecraft_warnings GTest::gtest_main GTest::gmock)
-  stagecraft_precompile(conformance_test_mpich torch_program)
+
+  # stagecraft_mpich_program(<name>): the program of that name, linked with the other MPI.
+  function(stagecraft_mpich_program name)
+    add_executable(${name}_mpich $<TARGET_OBJECTS:stagecraft_mpich> $<TARGET_PROPERTY:${name},SOURCES>)
+    target_link_options(${name}_mpich PRIVATE -Wl,--as-needed)
+    target_include_directories(${name}_mpich PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+    target_link_libraries(${name}_mpich PRIVATE ${STAGECRAFT_MPICH_LIBRARY} $<TARGET_PROPERTY:${name},LINK_LIBRARIES>)
+    stagecraft_precompile(${name}_mpich torch_program)
+  endfunction()
+
+  stagecraft_mpich_program(conformance_test)
   foreach(ranks 2 4)
     stagecraft_mpi_test(conformance.mpich.${ranks} ${STAGECRAFT_MPICH_EXEC} ${ranks} conformance_test_mpich --gtest_brief=1)
   endforeach()
+  stagecraft_mpich_program(fault_program)
+  # Left to itself, this launcher kills the survivors before they can say anything.
+  stagecraft_fault_test(faults.mpich "${STAGECRAFT_MPICH_EXEC} -disable-auto-cleanup" fault_program_mpich)
 endif()
-
-# Accidents of every kind, on processes and on threads.
-add_executable(fault_program faults/fault_program.cpp)
-target_link_libraries(fault_program PRIVATE stagecraft::stagecraft stagecraft_warnings)
-stagecraft_precompile(fault_program torch_program)

@@ -17,11 +17,13 @@ import unittest
 import uuid
 
 PROGRAM = os.environ["FAULT_PROGRAM"]
-MPIEXEC = os.environ["MPIEXEC"]
+MPIEXEC = os.environ["MPIEXEC"].split()
 SEED = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1 << 30)))
 RANKS = 3
 TIMEOUT = 5.0  # of the ranks
 GRACE = 4.0  # starting, ending, a busy machine
+# MPICH's launcher answers the death of a rank with SIGKILL for the others: some do not get to say anything.
+LAUNCHER_KILLS = "mpich" in MPIEXEC[0]
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 print(f"FAULT_SEED={SEED}")
@@ -75,12 +77,12 @@ class Run:
 
 def under_mpi(fault, rank, action, ranks=RANKS):
     mark = f"--stagecraft-mark={uuid.uuid4()}"
-    command = [MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), mark]
+    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), mark]
     return Run(command, 2 * TIMEOUT + GRACE, mark)
 
 
 class Accidents(unittest.TestCase):
-    def check(self, run, rank, text, survivors_wait=True):
+    def check(self, run, rank, text, survivors_wait=True, may_be_silent=False):
         self.assertTrue(run.ended_in_time, f"still running after {run.seconds:.0f} s:\n{run.output}")
         self.assertNotEqual(run.code, 0, run.output)
         self.assertIn("accident at", run.output)
@@ -89,6 +91,8 @@ class Accidents(unittest.TestCase):
             if survivor == rank:
                 continue
             said = [line for line in run.output.splitlines() if line.startswith(f"rank {survivor}: ")]
+            if may_be_silent and not said:
+                continue
             self.assertTrue(said, f"rank {survivor} said nothing:\n{run.output}")
             self.assertIn(text, " ".join(said))
             if survivors_wait:
@@ -115,7 +119,7 @@ class Accidents(unittest.TestCase):
         for rank, action in self.places(3):
             with self.subTest(rank=rank, action=action):
                 run = under_mpi("kill", rank, action)
-                self.check(run, rank, f"the process of rank {rank} has ended")
+                self.check(run, rank, f"the process of rank {rank} has ended", may_be_silent=LAUNCHER_KILLS)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
 
     def test_a_rank_is_stopped(self):
@@ -128,7 +132,7 @@ class Accidents(unittest.TestCase):
     def test_a_rank_is_another_program(self):
         mark = f"--stagecraft-mark={uuid.uuid4()}"
         ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
-        run = Run([MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
+        run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
         self.assertTrue(run.ended_in_time, run.output)
         self.assertNotEqual(run.code, 0)
         self.assertIn("Do all run this program?", run.output)

@@ -59,6 +59,17 @@ class Watchdog {
   std::thread thread_;
 };
 
+/// The rank of a run that has not come to its end; -1 otherwise.
+std::atomic<int> running_rank = -1;
+
+/// Some launchers take exit(0) of one rank for a success of all.
+void complain_about_exit() {
+  const int rank = running_rank;
+  if (rank < 0) return;
+  say("rank " + std::to_string(rank) + ": exit was called in the middle of the run");
+  _exit(1);
+}
+
 std::string seconds(Timeout timeout) {
   char text[32];
   std::snprintf(text, sizeof text, "%g s", std::chrono::duration<double>(timeout).count());
@@ -111,7 +122,15 @@ class MpiProcess::Implementation {
     struct sigaction action {};
     action.sa_handler = [](int) { told_to_end = 1; };
     sigaction(SIGTERM, &action, &before_);
+#ifdef MPICH
+    // Its launcher tells the survivors of a rank by this signal, and the library then ends them without a word; they
+    // know already.
+    std::signal(SIGUSR1, SIG_IGN);
+#endif
     watcher_ = std::thread([this] { watch(); });
+    running_rank = rank_.value;
+    static const int registered = std::atexit(complain_about_exit);
+    (void)registered;
     return engine_;
   }
 
@@ -211,6 +230,8 @@ class MpiProcess::Implementation {
   [[noreturn]] void end_at_once() {
     std::fflush(nullptr);
     std::this_thread::sleep_for(milliseconds(300));  // for the others to say what they have to say
+    stop_watching();
+    MPI_Abort(MPI_COMM_WORLD, 1);  // the launcher ends those that cannot end by themselves
     _exit(1);
   }
 
@@ -222,6 +243,7 @@ class MpiProcess::Implementation {
   }
 
   int end_mpi(int code) {
+    running_rank = -1;
     const Watchdog watchdog(timeout_, "stagecraft: MPI has not ended within " + seconds(timeout_));
     MPI_Comm_free(&communicator_);
     MPI_Finalize();
