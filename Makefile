@@ -10,8 +10,8 @@ JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 PACKAGES := cmake ninja-build g++ ccache mold \
-  libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev
-TEST_PACKAGES := clang libclang-rt-dev zsh
+  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev
+TEST_PACKAGES := clang libclang-rt-dev zsh libmpich-dev mpich
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch build demo test test-all test-release test-asan test-tsan test-fuzz bench lint pictures clean

@@ -12,8 +12,8 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
-#include "stagecraft/transport/mpi.h"
 #include "support/message_of.h"
+#include "support/mpi_world.h"
 
 namespace stagecraft {
 namespace {
@@ -35,38 +35,9 @@ void run_local(int ranks, const std::function<void(Transport&)>& program) {
   for (std::thread& thread : threads) thread.join();
 }
 
-/// How many processes mpirun has started; 0 without it.
-int processes() {
-  if (!is_started_by_mpi()) return 0;
-  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    if (std::getenv(size) != nullptr) return std::atoi(std::getenv(size));
-  }
-  return 0;
-}
-
-/// One world for all tests: each must leave it as new.
-class MpiEnvironment : public testing::Environment {
- public:
-  void SetUp() override {
-    if (processes() == 0) return;
-    process_.emplace(kLong);
-    transport = process_->connect(std::nullopt, {});
-  }
-  void TearDown() override {
-    if (!process_) return;
-    EXPECT_EQ(process_->finish(std::nullopt), 0);
-  }
-  static std::shared_ptr<Transport> transport;
-
- private:
-  std::optional<MpiProcess> process_;
-};
-std::shared_ptr<Transport> MpiEnvironment::transport;
-[[maybe_unused]] const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new MpiEnvironment);
-
 void run_mpi(int ranks, const std::function<void(Transport&)>& program) {
   if (ranks != processes()) GTEST_SKIP() << "for " << ranks << " ranks";
-  program(*MpiEnvironment::transport);
+  program(*MpiEnvironment::transport());
 }
 
 struct Fabric {
@@ -132,14 +103,16 @@ TEST_P(Exchange, EveryoneToEveryoneInAnyOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Transports, Exchange,
-    testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()), testing::Values(0, 1, 17, 70'000),
-                     testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kBool)),
-    [](const auto& test) {
-      return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) + "ranks_" +
-             std::to_string(std::get<2>(test.param)) + "_" + c10::toString(std::get<3>(test.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Transports, Exchange,
+                         testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()),
+                                          testing::Values(0, 1, 17, 70'000),
+                                          testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16,
+                                                          at::kBool)),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) +
+                                  "ranks_" + std::to_string(std::get<2>(test.param)) + "_" +
+                                  c10::toString(std::get<3>(test.param));
+                         });
 
 class Rules : public testing::TestWithParam<Fabric> {
  protected:

@@ -1,4 +1,6 @@
-// Every schedule gives what one device gives: losses, outputs, gradients, and what the stages keep for themselves.
+// Every schedule gives what one device gives: losses, outputs, gradients, and what the stages keep for themselves. By
+// itself the program tests ranks as threads. Under mpirun it tests processes: every process computes what one device
+// gives, and compares what its own rank did.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -6,6 +8,7 @@
 #include <cstdlib>
 
 #include "models.h"
+#include "support/mpi_world.h"
 #include "support/schedule_names.h"
 
 namespace stagecraft::equivalence {
@@ -33,6 +36,18 @@ struct Trace {
 };
 
 at::Tensor square_loss(const at::Tensor& output, const at::Tensor& target) { return (output - target).pow(2).mean(); }
+
+void run_everywhere(int ranks, const std::function<void(World&)>& program) {
+  if (processes() > 0) {
+    static World world(MpiEnvironment::transport(), device(), MpiEnvironment::kTimeout);
+    return program(world);
+  }
+  run_ranks({.ranks = ranks,
+             .threads_per_rank = 1,
+             .device = [](RankId) { return device(); },
+             .timeout = std::chrono::seconds(30)},
+            program);
+}
 
 class Subject {
  public:
@@ -70,44 +85,49 @@ class Subject {
 
   Trace pipelined() {
     Trace trace;
-    run_ranks(
-        {.ranks = setting_.ranks,
-         .threads_per_rank = 1,
-         .device = [](RankId) { return device(); },
-         .timeout = std::chrono::seconds(30)},
-        [&](World& world) {
-          Schedule schedule = make_schedule(setting_.schedule, shape());
-          std::vector<Stage> stages;
-          for (const StageId stage : schedule.placement.stages_of(world.rank())) {
-            const PiecePtr piece = pieces_[stage.index()];
-            stages.push_back(make_stage(stage.value, piece,
-                                        [piece](const StageCall& call) { return Value(piece->run(call.arguments)); }));
-          }
-          Pipeline pipeline(world, std::move(stages),
-                            {.schedule = setting_.schedule,
-                             .microbatches = setting_.microbatches,
-                             .loss = [](const Value& output, const Value& target,
-                                        const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
-                             .edges = model_.edges(setting_.stages()),
-                             .seed = kSeed});
-          pipeline.eval({input_});  // leaves nothing behind
-          for (int step = 0; step < 2; ++step) {
-            const StepResult result = pipeline.step({input_}, {.target = target_, .return_outputs = true});
-            EXPECT_EQ(result.has_loss(), pipeline.has_last_stage());
-            if (!pipeline.has_last_stage()) continue;
-            trace.losses = result.losses;
-            trace.output = result.output[0].tensor();
-          }
-          if (world.is_first()) in_order_ = weight_parts_in_order(pipeline.schedule());
-        });
+    run_everywhere(setting_.ranks, [&](World& world) {
+      Schedule schedule = make_schedule(setting_.schedule, shape());
+      std::vector<Stage> stages;
+      for (const StageId stage : schedule.placement.stages_of(world.rank())) {
+        const PiecePtr piece = pieces_[stage.index()];
+        stages.push_back(make_stage(stage.value, piece,
+                                    [piece](const StageCall& call) { return Value(piece->run(call.arguments)); }));
+      }
+      Pipeline pipeline(world, std::move(stages),
+                        {.schedule = setting_.schedule,
+                         .microbatches = setting_.microbatches,
+                         .loss = [](const Value& output, const Value& target,
+                                    const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
+                         .edges = model_.edges(setting_.stages()),
+                         .seed = kSeed});
+      pipeline.eval({input_});  // leaves nothing behind
+      for (int step = 0; step < 2; ++step) {
+        const StepResult result = pipeline.step({input_}, {.target = target_, .return_outputs = true});
+        EXPECT_EQ(result.has_loss(), pipeline.has_last_stage());
+        if (!pipeline.has_last_stage()) continue;
+        trace.losses = result.losses;
+        trace.output = result.output[0].tensor();
+      }
+      if (processes() == 0 && !world.is_first()) return;
+      in_order_ = weight_parts_in_order(pipeline.schedule());
+      for (int s = 0; s < setting_.stages(); ++s) {
+        is_here_.push_back(processes() == 0 || schedule.placement.rank_of(StageId(s)) == world.rank());
+      }
+    });
     collect(trace);
     return trace;
   }
 
+  /// By stage: whether it is on a rank of this process.
+  [[nodiscard]] const std::vector<bool>& is_here() const { return is_here_; }
   /// By stage: whether its weight parts run in the order of the microbatches.
   [[nodiscard]] const std::vector<bool>& in_order() const { return in_order_; }
   [[nodiscard]] std::size_t parameters_of(int stage) const {
     return pieces_[static_cast<std::size_t>(stage)]->parameters().size();
+  }
+
+  [[nodiscard]] std::size_t buffers_of(int stage) const {
+    return pieces_[static_cast<std::size_t>(stage)]->buffers().size();
   }
 
   /// Forgets gradients and running statistics.
@@ -185,6 +205,7 @@ class Subject {
   std::vector<PiecePtr> pieces_;
   at::Tensor input_, target_;
   std::vector<bool> in_order_;
+  std::vector<bool> is_here_;
 };
 
 /// Bit for bit, or to the precision that sums in another order leave.
@@ -208,18 +229,24 @@ void compare(const Model& model, const Setting& setting) {
   const Trace expected = subject.one_device();
   subject.reset();
   const Trace got = subject.pipelined();
-  ASSERT_EQ(got.losses.size(), expected.losses.size());
-  for (std::size_t i = 0; i < got.losses.size(); ++i) expect_close(got.losses[i], expected.losses[i], true, "loss");
-  expect_close(got.output, expected.output, true, "output");
+  if (subject.is_here().back()) {
+    ASSERT_EQ(got.losses.size(), expected.losses.size());
+    for (std::size_t i = 0; i < got.losses.size(); ++i) expect_close(got.losses[i], expected.losses[i], true, "loss");
+    expect_close(got.output, expected.output, true, "output");
+  }
   std::size_t parameter = 0;
+  std::size_t buffer = 0;
   for (int s = 0; s < setting.stages(); ++s) {
+    for (std::size_t i = 0; i < subject.buffers_of(s); ++i, ++buffer) {
+      if (subject.is_here()[static_cast<std::size_t>(s)]) {
+        expect_close(got.buffers[buffer], expected.buffers[buffer], true, "buffer");
+      }
+    }
     for (std::size_t i = 0; i < subject.parameters_of(s); ++i, ++parameter) {
+      if (!subject.is_here()[static_cast<std::size_t>(s)]) continue;
       expect_close(got.gradients[parameter], expected.gradients[parameter],
                    subject.in_order()[static_cast<std::size_t>(s)], "gradient of stage " + std::to_string(s));
     }
-  }
-  for (std::size_t i = 0; i < got.buffers.size(); ++i) {
-    expect_close(got.buffers[i], expected.buffers[i], true, "buffer");
   }
 }
 
@@ -230,7 +257,7 @@ class Equivalence : public testing::TestWithParam<std::string> {};
 TEST_P(Equivalence, EqualsOneDevice) {
   const Generator& generator = find_generator(GetParam());
   int settings = 0;
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : processes() > 0 ? std::vector{processes()} : std::vector{1, 2, 3, 4}) {
     for (const int per_rank : {1, 2, 3}) {
       if (per_rank < generator.min_stages_per_rank || per_rank > generator.max_stages_per_rank) continue;
       for (const int microbatches : {1, 2, 3, 4, 7, 8, 12}) {

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+#include "stagecraft/transport/mpi.h"
+
+/// A test program under mpirun: one MPI world for all its tests, which each of them must leave as new.
+namespace stagecraft {
+
+/// How many processes mpirun has started; 0 without it.
+inline int processes() {
+  if (!is_started_by_mpi()) return 0;
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    if (std::getenv(size) != nullptr) return std::atoi(std::getenv(size));
+  }
+  return 0;
+}
+
+class MpiEnvironment : public testing::Environment {
+ public:
+  static constexpr Timeout kTimeout = std::chrono::seconds(30);
+
+  void SetUp() override {
+    if (processes() == 0) return;
+    at::set_num_threads(1);
+    process_.emplace(kTimeout);
+    transport() = process_->connect(std::nullopt, {});
+  }
+  void TearDown() override {
+    if (!process_) return;
+    transport().reset();
+    EXPECT_EQ(process_->finish(std::nullopt), 0);
+  }
+  static std::shared_ptr<Transport>& transport() {
+    static std::shared_ptr<Transport> of_this_process;
+    return of_this_process;
+  }
+
+ private:
+  std::optional<MpiProcess> process_;
+};
+
+[[maybe_unused]] inline const testing::Environment* const kMpiEnvironment =
+    testing::AddGlobalTestEnvironment(new MpiEnvironment);
+
+}  // namespace stagecraft
