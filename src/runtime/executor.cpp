@@ -73,9 +73,9 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
         execute(program[i], action);
       }
     } catch (const AbortedError& error) {
-      throw AbortedError(std::string(error.what()) + " (at its step " + std::to_string(program[i].step) + ", " +
-                             to_text(action) + ")",
-                         error.peer());
+      throw AbortedError(
+          std::string(error.what()) + " (at its step " + std::to_string(program[i].step) + ", " + to_text(action) + ")",
+          error.peer());
     } catch (const c10::Error& error) {
       fail(schedule, error.what_without_backtrace());
     } catch (const std::exception& error) {

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "executor.h"
+#include "handshake.h"
 #include "program.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/passes/verify.h"
@@ -96,6 +97,8 @@ class Pipeline::Implementation {
   Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
     agree([&] { set_up(); });
+    const std::string differences = disagreement(world_.gather(statement_of(stages_, options_, schedule_)));
+    if (!differences.empty()) throw InvalidArgument(differences);
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {

@@ -19,7 +19,7 @@ struct TensorSpec {
 
   static TensorSpec of(const at::Tensor& tensor) { return {tensor.sizes().vec(), tensor.scalar_type()}; }
   [[nodiscard]] bool matches(const at::Tensor& tensor) const;
-  /// "float [4, any, 16]".
+  /// "Float [4, any, 16]".
   [[nodiscard]] std::string text() const;
   bool operator==(const TensorSpec&) const = default;
 };

@@ -46,6 +46,41 @@ TEST(PipelineErrors, SetUp) {
       HasSubstr("to a later one"));
 }
 
+TEST(PipelineErrors, RanksThatDoNotMeanTheSamePipeline) {
+  const auto said = [](const std::function<void(World&, PipelineOptions&, StageOptions&)>& change) {
+    Sayings sayings;
+    run_ranks(quick(3), [&](World& world) {
+      PipelineOptions options = {.schedule = "1F1B", .microbatches = 4};
+      StageOptions stage_options;
+      change(world, options, stage_options);
+      sayings.add(world.rank(), message_of([&] {
+                    Pipeline(world, {make_stage(world.rank().value, layer(), stage_options)}, options);
+                  }));
+    });
+    EXPECT_EQ(sayings.of(0), sayings.of(1));
+    EXPECT_EQ(sayings.of(0), sayings.of(2));
+    return sayings.of(0);
+  };
+  EXPECT_THAT(said([](World& world, PipelineOptions& options, StageOptions&) {
+                if (world.is_last()) options.schedule = "GPipe";
+              }),
+              AllOf(HasSubstr("rank 2 has schedule 'GPipe (3 ranks, 3 stages, 4 microbatches"),
+                    HasSubstr("the others have '1F1B (3 ranks, 3 stages, 4 microbatches")));
+  EXPECT_THAT(said([](World& world, PipelineOptions& options, StageOptions&) {
+                if (world.is_first()) options.microbatches = 5;
+              }),
+              HasSubstr("rank 0 has schedule '1F1B (3 ranks, 3 stages, 5 microbatches"));
+  EXPECT_THAT(said([](World& world, PipelineOptions& options, StageOptions&) {
+                if (world.rank().value == 1) options.broadcast_loss = true;
+              }),
+              HasSubstr("rank 1 has broadcast_loss 'on', the others have 'off'"));
+  EXPECT_THAT(said([](World& world, PipelineOptions&, StageOptions& stage) {
+                stage.inputs = {{{2, 4}, at::kFloat}};
+                stage.outputs = {{{2, 4}, world.rank().value == 1 ? at::kDouble : at::kFloat}};
+              }),
+              HasSubstr("stage 1 on rank 1 gives Double [2, 4], but stage 2 on rank 2 takes Float [2, 4]"));
+}
+
 /// Runs a step that fails, tells what each rank said, and sees that the next step works.
 struct Failing {
   int ranks = 3;
