@@ -222,6 +222,22 @@ TEST_P(Rules, SettlingWaitsForAllAndSaysWhoIsMissing) {
   });
 }
 
+TEST_P(Rules, AMessageMayBeLargerThanTwoGigabytes) {
+  run(2, [](Transport& transport) {
+    constexpr std::int64_t kSize = (std::int64_t{1} << 31) + 5;
+    if (transport.rank() == RankId(0)) {
+      at::Tensor large = at::empty({kSize}, at::kByte);
+      for (const std::int64_t at : {std::int64_t{0}, kSize / 2, kSize - 1}) large[at] = at % 251;
+      transport.send(RankId(1), tag(0), {{std::move(large)}, ""});
+    } else {
+      const at::Tensor large = transport.receive(RankId(0), tag(0), kLong).tensors[0];
+      ASSERT_EQ(large.numel(), kSize);
+      for (const std::int64_t at : {std::int64_t{0}, kSize / 2, kSize - 1}) EXPECT_EQ(large[at].item<int>(), at % 251);
+    }
+    transport.settle(kLong);
+  });
+}
+
 TEST_P(Rules, ThereIsNoSuchRank) {
   run(2, [](Transport& transport) {
     EXPECT_THAT(message_of([&] { transport.send(RankId(2), tag(0), {}); }), HasSubstr("ranks 0 to 1"));
