@@ -46,9 +46,9 @@ function(stagecraft_fault_test name launcher program)
     ENVIRONMENT "FAULT_PROGRAM=$<TARGET_FILE:${program}>;MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
 endfunction()
 
-stagecraft_mpi_program(long_run multiproc/long_run.cpp)
-stagecraft_mpi_program(fault_program faults/fault_program.cpp)
-if(NOT STAGECRAFT_SANITIZE)  # it ends processes without a word, and is a matter of seconds
+if(NOT STAGECRAFT_SANITIZE)  # these end processes without a word, count bytes and seconds
+  stagecraft_mpi_program(long_run multiproc/long_run.cpp)
+  stagecraft_mpi_program(fault_program faults/fault_program.cpp)
   stagecraft_mpi_test(multiproc.long_run ${MPIEXEC_EXECUTABLE} 4 long_run)
   stagecraft_fault_test(faults.mpi ${MPIEXEC_EXECUTABLE} fault_program)
 endif()
