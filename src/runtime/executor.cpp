@@ -83,7 +83,7 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
     }
   }
   inputs_ = nullptr;
-  world_.set_activity(nullptr);
+  world_.activity().set(std::nullopt);
   return std::move(outputs_);
 }
 
@@ -120,7 +120,7 @@ void Executor::end_overlap() {
 
 void Executor::execute(const Instruction& instruction, const Action& action) {
   current_ = &instruction;
-  world_.set_activity(&action);
+  world_.activity().set(action);
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));

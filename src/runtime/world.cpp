@@ -25,8 +25,14 @@
 
 namespace stagecraft {
 
-World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout)
-    : transport_(std::move(transport)), device_(device), timeout_(timeout) {}
+World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout,
+             std::shared_ptr<Activity> activity)
+    : transport_(std::move(transport)), device_(device), timeout_(timeout), activity_(std::move(activity)) {}
+
+std::string Activity::text() const {
+  const std::lock_guard lock(mutex_);
+  return action_ ? to_text(*action_) : "";
+}
 
 Tag World::next_tag() { return {Channel::kControl, StageId(0), StageId(0), MicrobatchId(collectives_++)}; }
 
@@ -58,11 +64,6 @@ std::optional<Failure> World::settle() {
   // Some ranks were in the middle of a collective, some were not: all messages are gone, and all count from 0 again.
   if (failure) collectives_ = 0;
   return failure;
-}
-
-std::string World::activity() const {
-  const Action* action = activity_;
-  return action == nullptr ? "" : to_text(*action);
 }
 
 void World::barrier() { gather(""); }
@@ -217,11 +218,8 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
   try {
     const at::Device device = device_of(options, process.rank(), process.local_rank());
     const RankThread setup(options, device, process.local_ranks());
-    World* running = nullptr;
-    const auto transport =
-        process.connect(device, [&running] { return running == nullptr ? "" : running->activity(); });
-    World world(transport, device, options.timeout);
-    running = &world;
+    const auto activity = std::make_shared<Activity>();
+    World world(process.connect(device, [activity] { return activity->text(); }), device, options.timeout, activity);
     program(world);
   } catch (...) {
     failure = message_of(std::current_exception());

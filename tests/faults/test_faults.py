@@ -147,5 +147,82 @@ class Accidents(unittest.TestCase):
                 self.assertIn("the accident that was asked for", run.output)
 
 
+class Host:
+    """A network namespace with one address: to MPI, a machine of its own."""
+
+    def __init__(self, name, address):
+        self.name, self.address, self.link = name, address, f"{name}-0"
+        ip("netns", "add", name)
+
+    def join(self, other):
+        ip("link", "add", self.link, "netns", self.name, "type", "veth", "peer", "name", other.link, "netns", other.name)
+        for host in (self, other):
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.link)
+            ip("-n", host.name, "link", "set", "lo", "up")
+            ip("-n", host.name, "link", "set", host.link, "up")
+
+    def cut(self):
+        ip("-n", self.name, "link", "set", self.link, "down")
+
+    def remove(self):
+        """The launcher's own daemon on a host that it has lost stays there."""
+        pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
+        for pid in pids:
+            os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", self.name], capture_output=True)
+
+
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def can_make_hosts():
+    if shutil.which("ip") is None:
+        return False
+    name = f"sc{os.getpid()}t"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return made
+
+
+@unittest.skipUnless(can_make_hosts(), "this machine allows no network namespaces")
+@unittest.skipIf(LAUNCHER_KILLS, "written for Open MPI's launcher")
+class LostLink(unittest.TestCase):
+    def setUp(self):
+        self.near, self.far = Host(f"sc{os.getpid()}a", "10.213.7.1"), Host(f"sc{os.getpid()}b", "10.213.7.2")
+        self.addCleanup(self.far.remove)
+        self.addCleanup(self.near.remove)
+        self.near.join(self.far)
+        agent = tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False)
+        self.addCleanup(os.unlink, agent.name)
+        agent.write(f"#!/bin/sh\nshift\nexec ip netns exec {self.far.name} sh -c \"$*\"\n")  # in place of ssh
+        agent.close()
+        os.chmod(agent.name, 0o755)
+        self.launcher = ["ip", "netns", "exec", self.near.name, *MPIEXEC, "--host", f"{self.near.address}:1,{self.far.address}:1"]
+        settings = {"plm_rsh_agent": agent.name, "btl": "tcp,self", "btl_tcp_if_include": "10.213.7.0/24", "oob_tcp_if_include": "10.213.7.0/24",
+                    # How soon the launcher notices by itself that a host is gone.
+                    "oob_tcp_keepalive_time": "1", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "3"}
+        for name, value in settings.items():
+            self.launcher += ["--mca", name, value]
+
+    def test_in_the_middle_of_a_step(self):
+        mark = f"--stagecraft-mark={uuid.uuid4()}"
+        seconds_before = 3.0
+
+        def cut(_output):
+            time.sleep(seconds_before)
+            self.far.cut()
+
+        command = [*self.launcher, "-n", "2", PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
+        run = Run(command, seconds_before + 2 * TIMEOUT + GRACE, mark, cut)
+        self.assertTrue(run.ended_in_time, run.output)
+        self.assertNotEqual(run.code, 0, run.output)
+        self.assertIn("rank 0: rank 1 has been silent", run.output)
+        self.assertIn("waiting for the", run.output)
+        self.assertEqual(run.orphans, [])
+        self.assertLess(run.seconds, seconds_before + TIMEOUT + GRACE)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

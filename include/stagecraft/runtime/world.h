@@ -2,9 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,10 +15,26 @@
 /// The ranks of one program, and how to start them.
 namespace stagecraft {
 
+/// What a rank is doing right now, for messages about it from any thread.
+class Activity {
+ public:
+  /// None: nothing of a schedule.
+  void set(const std::optional<Action>& action) {
+    const std::lock_guard lock(mutex_);
+    action_ = action;
+  }
+  [[nodiscard]] std::string text() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Action> action_;
+};
+
 /// One rank's view. All collectives are called by all ranks in the same order.
 class World {
  public:
-  World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout);
+  World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout,
+        std::shared_ptr<Activity> activity = std::make_shared<Activity>());
 
   [[nodiscard]] RankId rank() const { return transport_->rank(); }
   [[nodiscard]] int size() const { return transport_->ranks(); }
@@ -38,10 +54,7 @@ class World {
   /// What every rank said, by rank.
   std::vector<std::string> gather(const std::string& own);
 
-  /// What this rank is doing right now, for messages about it from any thread; null: nothing of a schedule. The action
-  /// stays where it is until the next call.
-  void set_activity(const Action* action) { activity_ = action; }
-  [[nodiscard]] std::string activity() const;
+  [[nodiscard]] Activity& activity() const { return *activity_; }
 
  private:
   Tag next_tag();
@@ -50,7 +63,7 @@ class World {
   at::Device device_;
   Timeout timeout_;
   std::int32_t collectives_ = 0;
-  std::atomic<const Action*> activity_ = nullptr;
+  std::shared_ptr<Activity> activity_;
 };
 
 enum class WorldKind {

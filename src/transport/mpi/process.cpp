@@ -169,15 +169,16 @@ class MpiProcess::Implementation {
     for (int r = 0; r < ranks_; ++r) {
       const char* other = &all[sizeof own * static_cast<std::size_t>(r)];
       if (std::strcmp(other, &all[0]) == 0) continue;
-      throw TransportError("rank 0 runs Stagecraft " + std::string(&all[0]) + ", but rank " + std::to_string(r) + " runs " +
-                               other + ": build all with one version",
+      throw TransportError("rank 0 runs Stagecraft " + std::string(&all[0]) + ", but rank " + std::to_string(r) +
+                               " runs " + other + ": build all with one version",
                            RankId(r));
     }
   }
 
   void open_lifeline() {
     const auto silence = std::max<milliseconds>(milliseconds(500), timeout_ * 6 / 10);
-    lifeline_.emplace(rank_, ranks_, silence, [this](RankId rank, const std::string& text) { engine_->mark_lost(rank, text); });
+    lifeline_.emplace(rank_, ranks_, silence,
+                      [this](RankId rank, const std::string& text) { engine_->mark_lost(rank, text); });
     if (ranks_ == 1) return;
     const std::string invitation = broadcast_text(rank_.value == 0 ? lifeline_->listen() : "", communicator_);
     int missing = 0;
@@ -199,7 +200,7 @@ class MpiProcess::Implementation {
     bool said_farewell = false;
     while (!is_over_) {
       lifeline_->attend(milliseconds(is_busy ? 1 : 4));
-      if (helps_) is_busy = engine_->progress_if_free();
+      if (helps_) is_busy = help();
       if (told_to_end != 0) end_as_told();
       if (leaving_ && !said_farewell) {
         lifeline_->farewell();
@@ -209,10 +210,20 @@ class MpiProcess::Implementation {
     if (!said_farewell) lifeline_->farewell();
   }
 
+  bool help() {
+    try {
+      return engine_->progress_if_free();
+    } catch (const std::exception& error) {
+      engine_->mark_lost(rank_, "rank " + std::to_string(rank_.value) + ": " + error.what());
+      return false;
+    }
+  }
+
   /// The launcher ends all ranks when one is gone. A moment remains to say what this one was about.
   [[noreturn]] void end_as_told() {
     const auto begin = Clock::now();
-    while (Clock::now() - begin < milliseconds(400) && !engine_->lost() && !reported_) lifeline_->attend(milliseconds(20));
+    while (Clock::now() - begin < milliseconds(400) && !engine_->lost() && !reported_)
+      lifeline_->attend(milliseconds(20));
     if (!reported_) {
       const std::string pending = engine_->pending();
       const std::string activity = activity_ ? activity_() : "";
@@ -269,7 +280,8 @@ RankId MpiProcess::rank() const { return implementation_->rank_; }
 int MpiProcess::ranks() const { return implementation_->ranks_; }
 int MpiProcess::local_rank() const { return implementation_->local_rank_; }
 int MpiProcess::local_ranks() const { return implementation_->local_ranks_; }
-std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> device, std::function<std::string()> activity) {
+std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> device,
+                                               std::function<std::string()> activity) {
   return implementation_->connect(device, std::move(activity));
 }
 int MpiProcess::finish(const std::optional<std::string>& failure) { return implementation_->finish(failure); }
