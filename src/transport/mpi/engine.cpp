@@ -30,7 +30,8 @@ void check(int code, const char* call) {
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), RankId(-1));
+  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)),
+                       RankId(-1));
 }
 
 bool all_done(std::vector<MPI_Request>& requests) {
@@ -101,9 +102,9 @@ void Engine::close() {
 
 void Engine::check_rank(RankId rank) const {
   if (rank.value >= 0 && rank.value < ranks_) return;
-  throw TransportError("there is no rank " + std::to_string(rank.value) + ": the world has ranks 0 to " +
-                           std::to_string(ranks_ - 1),
-                       rank);
+  throw TransportError(
+      "there is no rank " + std::to_string(rank.value) + ": the world has ranks 0 to " + std::to_string(ranks_ - 1),
+      rank);
 }
 
 // Messages from one rank to another are matched in the order of their tags' reuse, so a tag may come round again: it
@@ -164,8 +165,8 @@ void Engine::post(RankId to, Envelope envelope, Message message) {
     blob.memory = host;
   }
   outgoing.requests.emplace_back();
-  check(MPI_Isend(outgoing.envelope.data(), static_cast<int>(outgoing.envelope.size()), MPI_BYTE, to.value, kEnvelopeTag,
-                  communicator_, &outgoing.requests.back()),
+  check(MPI_Isend(outgoing.envelope.data(), static_cast<int>(outgoing.envelope.size()), MPI_BYTE, to.value,
+                  kEnvelopeTag, communicator_, &outgoing.requests.back()),
         "MPI_Isend");
   if (outgoing.written.empty()) start_sending(outgoing);
 }
@@ -231,9 +232,9 @@ void Engine::arrive(RankId from, Envelope envelope) {
   incoming.from = from;
   incoming.envelope = std::move(envelope);
   const Envelope& sent = incoming.envelope;
-  const bool has_blobs = sent.header_blob > 0 || std::any_of(sent.forms.begin(), sent.forms.end(), [](const auto& form) {
-                           return form.is_defined && !form.is_inline;
-                         });
+  const bool has_blobs =
+      sent.header_blob > 0 || std::any_of(sent.forms.begin(), sent.forms.end(),
+                                          [](const auto& form) { return form.is_defined && !form.is_inline; });
   // What is left over is taken too, so that its sender gets rid of it.
   const bool is_wanted = sent.kind == Kind::kData && !is_left_over(sent) && wanted_.erase({from, sent.tag}) > 0;
   if (!has_blobs || sent.kind != Kind::kData || is_left_over(sent) || is_wanted) start_receiving(incoming);
@@ -252,7 +253,9 @@ void Engine::start_receiving(Incoming& incoming) {
     at::TensorOptions options = at::TensorOptions().dtype(form.type);
     if (lands_on_device) options = options.device(*device_);
     if (is_staged) options = options.pinned_memory(true);
-    const at::Tensor tensor = at::empty(form.sizes, options);
+    const bool is_large =
+        !lands_on_device && !is_staged && form.bytes() > static_cast<std::int64_t>(RecycledMemory::kSmallest);
+    const at::Tensor tensor = is_large ? memory_.empty(form.sizes, form.type) : at::empty(form.sizes, options);
     if (form.is_inline) {
       if (form.bytes() > 0) std::memcpy(tensor.data_ptr(), inline_data, static_cast<std::size_t>(form.bytes()));
       inline_data += form.bytes();
@@ -446,10 +449,11 @@ std::optional<Failure> Engine::settle(Timeout timeout) {
       if (!statements_[step_].contains(r)) throw_if_gone(RankId(r), "the end of the step on rank " + missing);
     }
     if (waited > timeout) {
-      throw TimeoutError("rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) +
-                             " ms for the end of the step on rank " + missing +
-                             ": every rank calls step the same number of times; look at what it does, or allow more time",
-                         first);
+      throw TimeoutError(
+          "rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) +
+              " ms for the end of the step on rank " + missing +
+              ": every rank calls step the same number of times; look at what it does, or allow more time",
+          first);
     }
     lock.unlock();
     pause(waited);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "envelope.h"
+#include "recycled_memory.h"
 #include "stagecraft/transport/transport.h"
 
 namespace stagecraft::mpi {
@@ -58,8 +59,8 @@ class Engine : public Transport {
  private:
   /// A part of a message outside its envelope.
   struct Blob {
-    at::Tensor memory;            // what MPI reads or writes; kept alive until it is done
-    std::string text;             // of a long header
+    at::Tensor memory;  // what MPI reads or writes; kept alive until it is done
+    std::string text;   // of a long header
     char* data = nullptr;
     std::int64_t bytes = 0;
   };
@@ -76,7 +77,7 @@ class Engine : public Transport {
     RankId from;
     Envelope envelope;
     std::vector<at::Tensor> tensors;
-    std::vector<c10::Event> free;    // on a device: when the memory may be written
+    std::vector<c10::Event> free;  // on a device: when the memory may be written
     bool started = false;
     bool issued = false;
     bool is_complete = false;
@@ -124,14 +125,15 @@ class Engine : public Transport {
   std::vector<Slot> slots_;  // receive envelopes in turn
   std::size_t next_slot_ = 0;
 
+  RecycledMemory memory_;
   std::uint64_t step_ = 0;
   std::vector<std::uint64_t> sent_;  // messages so far, by receiver
   std::list<Outgoing> outgoing_;
   std::list<Incoming> incoming_;
   std::set<Key> wanted_;
-  std::map<std::uint64_t, Failure> failures_;                            // by step
+  std::map<std::uint64_t, Failure> failures_;                              // by step
   std::map<std::uint64_t, std::map<std::int32_t, Statement>> statements_;  // by step and rank
-  std::vector<std::optional<Failure>> departures_;                       // by rank; an empty message: it went well
+  std::vector<std::optional<Failure>> departures_;                         // by rank; an empty message: it went well
   std::vector<bool> departed_;
   std::optional<Failure> lost_;
   std::string pending_;
