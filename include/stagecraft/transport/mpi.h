@@ -39,8 +39,8 @@ class MpiProcess {
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity);
 
   /// This rank's program has ended, well or (with what it says) badly: tells the others, waits until they have ended
-  /// too, stops MPI. Returns the exit code: 0 when all ranks ended well. When the process of a rank is lost, or a failed
-  /// program is not heeded within the timeout, it says so and ends the process.
+  /// too, stops MPI. Returns the exit code: 0 when all ranks ended well. When the process of a rank is lost, or a
+  /// failed program is not heeded within the timeout, it says so and ends the process.
   int finish(const std::optional<std::string>& failure);
 
  private:
