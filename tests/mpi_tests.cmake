@@ -60,7 +60,7 @@ find_program(STAGECRAFT_MPICH_EXEC mpiexec.mpich)
 if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGECRAFT_MPICH_EXEC AND NOT STAGECRAFT_SANITIZE)
   add_library(stagecraft_mpich OBJECT ${STAGECRAFT_MPI_SOURCES})
   target_link_libraries(stagecraft_mpich PRIVATE stagecraft_transport stagecraft_warnings)
-  target_include_directories(stagecraft_mpich BEFORE PRIVATE ${STAGECRAFT_MPICH_INCLUDE})
+  target_include_directories(stagecraft_mpich BEFORE PRIVATE ${STAGECRAFT_MPICH_INCLUDE} ${PROJECT_SOURCE_DIR}/src/transport)
   stagecraft_precompile(stagecraft_mpich torch_library)
 
   # stagecraft_mpich_program(<name>): the program of that name, linked with the other MPI.

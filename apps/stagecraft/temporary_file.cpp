@@ -69,7 +69,8 @@ mode_t mode_of_new_files() {
 TemporaryFile::TemporaryFile(std::string target, std::string name, const struct stat* existing)
     : target_(std::move(target)), name_(std::move(name)) {
   catch_ending_signals();
-  path_ = (std::filesystem::path(target_).parent_path() / ".stagecraft-XXXXXX").string();
+  path_ = (std::filesystem::path(target_).parent_path() / ".stagecraft-").string() +
+          std::string(6, 'X');  // what mkostemp fills in
   {
     const SignalsHeld held;
     fd_ = ::mkostemp(path_.data(), O_CLOEXEC);

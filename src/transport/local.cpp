@@ -8,6 +8,7 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
+#include "waiting.h"
 
 namespace stagecraft {
 namespace {
@@ -149,7 +150,7 @@ class LocalFabric::End : public Transport {
       }
       const bool woken = mailbox.arrival.wait_until(
           lock, begin + timeout, [&] { return mailbox.arrivals != seen || shared_.aborted || shared_.is_gone(from); });
-      if (!woken) throw_timeout(from, tag, timeout);
+      if (!woken) throw message_timeout(rank_, from, tag, timeout);
     }
   }
 
@@ -191,9 +192,7 @@ class LocalFabric::End : public Transport {
 
   [[nodiscard]] Mailbox& mailbox_of(RankId rank) const {
     if (rank.index() >= shared_.mailboxes.size()) {
-      throw TransportError("there is no rank " + std::to_string(rank.value) + ": the world has ranks 0 to " +
-                               std::to_string(shared_.mailboxes.size() - 1),
-                           rank);
+      throw no_such_rank(rank, ranks());
     }
     return shared_.mailboxes[rank.index()];
   }
@@ -228,25 +227,12 @@ class LocalFabric::End : public Transport {
     throw AbortedError(shared_.farewells[from.index()], from);
   }
 
-  [[noreturn]] void throw_timeout(RankId from, const Tag& tag, Timeout timeout) const {
-    throw TimeoutError("rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) +
-                           " ms for " + to_text(tag) + " from rank " + std::to_string(from.value) +
-                           ", which did not send it: look at what that rank does, or allow more time",
-                       from);
-  }
-
   [[noreturn]] void throw_missing(Timeout timeout) const {
-    std::string missing;
-    RankId first(-1);
+    std::vector<RankId> missing;
     for (std::size_t r = 0; r < shared_.arrived.size(); ++r) {
-      if (shared_.arrived[r] || RankId(r) == rank_) continue;
-      if (first.value < 0) first = RankId(r);
-      missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+      if (!shared_.arrived[r] && RankId(r) != rank_) missing.emplace_back(r);
     }
-    throw TimeoutError("rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) +
-                           " ms for the end of the step on rank " + missing +
-                           ": every rank calls step the same number of times; look at what it does, or allow more time",
-                       first);
+    throw step_end_timeout(rank_, missing, timeout);
   }
 
   Shared& shared_;

@@ -126,7 +126,7 @@ class Accidents(unittest.TestCase):
         for rank, action in self.places(2):
             with self.subTest(rank=rank, action=action):
                 run = under_mpi("stop", rank, action)
-                self.check(run, rank, f"rank {rank} has been silent" if rank != 0 else "rank 0 has been silent")
+                self.check(run, rank, f"rank {rank} has been silent")
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
 
     def test_a_rank_is_another_program(self):

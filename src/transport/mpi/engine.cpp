@@ -14,6 +14,7 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
+#include "waiting.h"
 
 namespace stagecraft::mpi {
 namespace {
@@ -55,6 +56,18 @@ void pause(Clock::duration waited) {
   }
 }
 
+int rank_in(MPI_Comm communicator) {
+  int rank = 0;
+  MPI_Comm_rank(communicator, &rank);
+  return rank;
+}
+
+int size_of(MPI_Comm communicator) {
+  int size = 0;
+  MPI_Comm_size(communicator, &size);
+  return size;
+}
+
 bool takes_device_memory() {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
   return MPIX_Query_cuda_support() == 1;
@@ -65,11 +78,12 @@ bool takes_device_memory() {
 
 }  // namespace
 
-Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device) : communicator_(communicator), device_(device) {
-  int rank = 0;
-  MPI_Comm_rank(communicator_, &rank);
-  MPI_Comm_size(communicator_, &ranks_);
-  rank_ = RankId(rank);
+Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device)
+    : communicator_(communicator),
+      device_(device),
+      rank_(rank_in(communicator)),
+      ranks_(size_of(communicator)),
+      roll_call_(rank_, ranks_) {
   void* bound = nullptr;
   int found = 0;
   MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &bound, &found);
@@ -77,8 +91,6 @@ Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device) : commun
   device_is_direct_ = device_ && !device_->is_cpu() && takes_device_memory();
   if (device_ && !device_->is_cpu()) copy_stream_ = new_stream(*device_);
   sent_.assign(static_cast<std::size_t>(ranks_), 0);
-  departures_.resize(sent_.size());
-  departed_.assign(sent_.size(), false);
   slots_.resize(kSlots);
   for (Slot& slot : slots_) {
     slot.buffer.resize(kEnvelopeBytes);
@@ -101,10 +113,7 @@ void Engine::close() {
 }
 
 void Engine::check_rank(RankId rank) const {
-  if (rank.value >= 0 && rank.value < ranks_) return;
-  throw TransportError(
-      "there is no rank " + std::to_string(rank.value) + ": the world has ranks 0 to " + std::to_string(ranks_ - 1),
-      rank);
+  if (rank.value < 0 || rank.value >= ranks_) throw no_such_rank(rank, ranks_);
 }
 
 // Messages from one rank to another are matched in the order of their tags' reuse, so a tag may come round again: it
@@ -126,7 +135,7 @@ void Engine::send(RankId to, const Tag& tag, Message message) {
 }
 
 void Engine::post(RankId to, Envelope envelope, Message message) {
-  envelope.step = step_;
+  envelope.step = roll_call_.step();
   envelope.sequence = sent_[to.index()]++;
   for (at::Tensor& tensor : message.tensors) {
     if (tensor.defined() && !tensor.is_contiguous()) {
@@ -187,7 +196,7 @@ void Engine::start_sending(Outgoing& outgoing) {
 void Engine::tell_all(Kind kind, const std::optional<Failure>& failure) {
   for (int r = 0; r < ranks_; ++r) {
     // Who has left does not listen any more, except for the others leaving too.
-    if (RankId(r) == rank_ || (kind != Kind::kDepart && departed_[static_cast<std::size_t>(r)])) continue;
+    if (RankId(r) == rank_ || (kind != Kind::kDepart && roll_call_.has_departed(RankId(r)))) continue;
     Envelope envelope;
     envelope.kind = kind;
     if (failure) {
@@ -214,7 +223,7 @@ void Engine::post_receive(RankId from, const Tag& tag) {
 
 /// Of a step that failed: nobody will want it.
 bool Engine::is_left_over(const Envelope& envelope) const {
-  return envelope.kind == Kind::kData && envelope.step < step_ && failures_.contains(envelope.step);
+  return envelope.kind == Kind::kData && roll_call_.has_failed(envelope.step);
 }
 
 Engine::Incoming* Engine::find(RankId from, const Tag& tag) {
@@ -293,28 +302,7 @@ void Engine::issue_receives(Incoming& incoming) {
 
 void Engine::complete(Incoming& incoming) {
   incoming.is_complete = true;
-  if (incoming.envelope.kind != Kind::kData) act_on(incoming);
-}
-
-/// What a rank says about itself or about a step.
-void Engine::act_on(const Incoming& incoming) {
-  const Envelope& envelope = incoming.envelope;
-  std::optional<Failure> failure;
-  if (envelope.about >= 0) failure = Failure{RankId(envelope.about), envelope.header};
-  switch (envelope.kind) {
-    case Kind::kAbort:
-      failures_.emplace(envelope.step, *failure);
-      break;
-    case Kind::kSettle:
-      statements_[envelope.step][incoming.from.value] = {failure};
-      break;
-    case Kind::kDepart:
-      departed_[incoming.from.index()] = true;
-      departures_[incoming.from.index()] = Failure{failure ? failure->rank : RankId(-1), envelope.header};
-      break;
-    case Kind::kData:
-      break;
-  }
+  if (incoming.envelope.kind != Kind::kData) roll_call_.hear(incoming.from, incoming.envelope);
 }
 
 std::optional<Message> Engine::take(RankId from, const Tag& tag) {
@@ -343,25 +331,45 @@ Message Engine::handed_over(Incoming incoming) const {
 
 Message Engine::receive(RankId from, const Tag& tag, Timeout timeout) {
   check_rank(from);
+  std::optional<Message> message;
+  wait_until(
+      [&] {
+        message = take(from, tag);
+        if (message) return true;
+        if (const Failure* failure = roll_call_.failure()) throw AbortedError(failure->message, failure->rank);
+        if (find(from, tag) == nullptr) give_up_if_gone(from, [&] { return message_text(from, tag); });
+        return false;
+      },
+      timeout, [&] { return message_text(from, tag); }, [&] { return message_timeout(rank_, from, tag, timeout); });
+  return std::move(*message);
+}
+
+/// Looks until `is_done`, which may throw. Words are found only for a wait that is worth them.
+template <typename Done, typename What, typename TimedOut>
+void Engine::wait_until(const Done& is_done, Timeout timeout, const What& what, const TimedOut& timed_out) {
   const auto begin = Clock::now();
   std::unique_lock lock(mutex_);
+  pending_.clear();
   while (true) {
     progress();
-    if (auto message = take(from, tag)) {
-      pending_.clear();
-      return std::move(*message);
-    }
+    if (is_done()) break;
     const auto waited = Clock::now() - begin;
-    if (pending_.empty() && waited > std::chrono::milliseconds(1)) {
-      pending_ = to_text(tag) + " from rank " + std::to_string(from.value);
-    }
-    if (const Failure* failure = current_failure()) throw AbortedError(failure->message, failure->rank);
-    if (find(from, tag) == nullptr) throw_if_gone(from, to_text(tag) + " from rank " + std::to_string(from.value));
-    if (waited > timeout) throw_timeout(from, tag, timeout);
+    if (pending_.empty() && waited > std::chrono::milliseconds(1)) pending_ = what();
+    if (waited > timeout) throw timed_out();
     lock.unlock();
     pause(waited);
     lock.lock();
   }
+  pending_.clear();
+}
+
+/// A rank's program has ended, or some process is lost: waiting any longer would be in vain.
+template <typename What>
+void Engine::give_up_if_gone(RankId from, const What& what) const {
+  const Failure* reason = roll_call_.reason_to_give_up(from);
+  if (reason == nullptr) return;
+  throw AbortedError(reason->message + "; rank " + std::to_string(rank_.value) + " was waiting for " + what(),
+                     reason->rank);
 }
 
 // --- moving on ---
@@ -409,71 +417,30 @@ void Engine::progress_envelopes() {
 
 // --- failures and the ends of steps ---
 
-const Failure* Engine::current_failure() const {
-  const auto found = failures_.find(step_);
-  return found == failures_.end() ? nullptr : &found->second;
-}
-
-/// A rank's program has ended, or some process is lost: waiting any longer would be in vain.
-void Engine::throw_if_gone(RankId from, const std::string& waiting) const {
-  const std::string where = "; rank " + std::to_string(rank_.value) + " was waiting for " + waiting;
-  if (lost_) throw AbortedError(lost_->message + where, lost_->rank);
-  if (departed_[from.index()]) throw AbortedError(departures_[from.index()]->message + where, from);
-}
-
 void Engine::abort(const Failure& failure) {
   const std::lock_guard lock(mutex_);
-  if (!failures_.emplace(step_, failure).second) return;
-  tell_all(Kind::kAbort, failure);
+  if (roll_call_.add_failure(failure)) tell_all(Kind::kAbort, failure);
 }
 
 std::optional<Failure> Engine::settle(Timeout timeout) {
-  const auto begin = Clock::now();
-  std::unique_lock lock(mutex_);
-  const Failure* known = current_failure();
-  statements_[step_][rank_.value] = {known != nullptr ? std::optional(*known) : std::nullopt};
-  tell_all(Kind::kSettle, statements_[step_][rank_.value].failure);
-  while (statements_[step_].size() < static_cast<std::size_t>(ranks_)) {
-    progress();
-    if (statements_[step_].size() == static_cast<std::size_t>(ranks_)) break;
-    std::string missing;
-    RankId first(-1);
-    for (int r = 0; r < ranks_; ++r) {
-      if (statements_[step_].contains(r)) continue;
-      if (first.value < 0) first = RankId(r);
-      missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    }
-    const auto waited = Clock::now() - begin;
-    if (waited > std::chrono::milliseconds(1)) pending_ = "the end of the step on rank " + missing;
-    for (int r = 0; r < ranks_; ++r) {
-      if (!statements_[step_].contains(r)) throw_if_gone(RankId(r), "the end of the step on rank " + missing);
-    }
-    if (waited > timeout) {
-      throw TimeoutError(
-          "rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) +
-              " ms for the end of the step on rank " + missing +
-              ": every rank calls step the same number of times; look at what it does, or allow more time",
-          first);
-    }
-    lock.unlock();
-    pause(waited);
-    lock.lock();
+  {
+    const std::lock_guard lock(mutex_);
+    tell_all(Kind::kSettle, roll_call_.answer());
   }
-  pending_.clear();
-  // All have the same statements, so all come to the same conclusion.
+  const auto what = [&] { return step_end_text(roll_call_.missing()); };
   std::optional<Failure> outcome;
-  for (const auto& [rank, statement] : statements_[step_]) {
-    if (statement.failure && (!outcome || statement.failure->rank < outcome->rank)) outcome = statement.failure;
-  }
-  statements_.erase(statements_.begin(), statements_.upper_bound(step_));
-  if (outcome) {
-    failures_.insert_or_assign(step_, *outcome);
-    wanted_.clear();
-  } else {
-    failures_.erase(step_);
-  }
-  ++step_;
-  progress();
+  wait_until(
+      [&] {
+        if (!roll_call_.is_complete()) {
+          for (const RankId rank : roll_call_.missing()) give_up_if_gone(rank, what);
+          return false;
+        }
+        outcome = roll_call_.conclude();
+        if (outcome) wanted_.clear();
+        progress();
+        return true;
+      },
+      timeout, what, [&] { return step_end_timeout(rank_, roll_call_.missing(), timeout); });
   return outcome;
 }
 
@@ -485,40 +452,27 @@ void Engine::depart(bool failed, const std::string& message) {
 bool Engine::all_departed() {
   const std::lock_guard lock(mutex_);
   progress();
-  for (int r = 0; r < ranks_; ++r) {
-    if (RankId(r) != rank_ && !departed_[static_cast<std::size_t>(r)]) return false;
-  }
-  return outgoing_.empty();
+  return roll_call_.all_others_departed() && outgoing_.empty();
 }
 
 std::optional<Failure> Engine::failed_departure() {
   const std::lock_guard lock(mutex_);
-  for (const auto& departure : departures_) {
-    if (departure && departure->rank.value >= 0) return departure;
-  }
-  return std::nullopt;
+  return roll_call_.failed_departure();
 }
 
 void Engine::mark_lost(RankId rank, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  if (!lost_ && !departed_[rank.index()]) lost_ = Failure{rank, text};
+  roll_call_.lose(rank, text);
 }
 
 std::optional<Failure> Engine::lost() {
   const std::lock_guard lock(mutex_);
-  return lost_;
+  return roll_call_.lost();
 }
 
 std::string Engine::pending() {
   const std::lock_guard lock(mutex_);
   return pending_;
-}
-
-void Engine::throw_timeout(RankId from, const Tag& tag, Timeout timeout) const {
-  throw TimeoutError("rank " + std::to_string(rank_.value) + " waited " + std::to_string(timeout.count()) + " ms for " +
-                         to_text(tag) + " from rank " + std::to_string(from.value) +
-                         ", which did not send it: look at what that rank does, or allow more time",
-                     from);
 }
 
 }  // namespace stagecraft::mpi

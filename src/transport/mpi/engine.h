@@ -5,7 +5,6 @@
 
 #include <deque>
 #include <list>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -14,6 +13,7 @@
 
 #include "envelope.h"
 #include "recycled_memory.h"
+#include "roll_call.h"
 #include "stagecraft/transport/transport.h"
 
 namespace stagecraft::mpi {
@@ -84,9 +84,6 @@ class Engine : public Transport {
     std::vector<MPI_Request> requests;
   };
   using Key = std::pair<RankId, Tag>;
-  struct Statement {
-    std::optional<Failure> failure;
-  };
 
   void check_rank(RankId rank) const;
   void post(RankId to, Envelope envelope, Message message);
@@ -98,12 +95,12 @@ class Engine : public Transport {
   bool progress();
   void progress_envelopes();
   void arrive(RankId from, Envelope envelope);
-  void act_on(const Incoming& incoming);
   std::optional<Message> take(RankId from, const Tag& tag);
   Message handed_over(Incoming incoming) const;
-  [[nodiscard]] const Failure* current_failure() const;
-  [[noreturn]] void throw_timeout(RankId from, const Tag& tag, Timeout timeout) const;
-  void throw_if_gone(RankId from, const std::string& waiting) const;
+  template <typename Done, typename What, typename TimedOut>
+  void wait_until(const Done& is_done, Timeout timeout, const What& what, const TimedOut& timed_out);
+  template <typename What>
+  void give_up_if_gone(RankId from, const What& what) const;
   Incoming* find(RankId from, const Tag& tag);
   [[nodiscard]] bool is_left_over(const Envelope& envelope) const;
   [[nodiscard]] int mpi_tag_of(std::uint64_t sequence) const;
@@ -126,16 +123,11 @@ class Engine : public Transport {
   std::size_t next_slot_ = 0;
 
   RecycledMemory memory_;
-  std::uint64_t step_ = 0;
+  RollCall roll_call_;
   std::vector<std::uint64_t> sent_;  // messages so far, by receiver
   std::list<Outgoing> outgoing_;
   std::list<Incoming> incoming_;
   std::set<Key> wanted_;
-  std::map<std::uint64_t, Failure> failures_;                              // by step
-  std::map<std::uint64_t, std::map<std::int32_t, Statement>> statements_;  // by step and rank
-  std::vector<std::optional<Failure>> departures_;                         // by rank; an empty message: it went well
-  std::vector<bool> departed_;
-  std::optional<Failure> lost_;
   std::string pending_;
 };
 
