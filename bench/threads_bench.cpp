@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
     for (int step = 0; step < kSteps; ++step) {
       pipeline.step({x}, {.target = x});
       steps[static_cast<std::size_t>(step)][world.rank().index()] = pipeline.timeline();
-      world.barrier();
+      world.everyone().barrier();
     }
     if (world.is_first()) schedule = pipeline.schedule();
   });

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
                            }});
     std::string names;
     for (const auto& [name, parameter] : pipeline.named_parameters()) names += " " + name;
-    for (const std::string& of_rank : world.gather(names)) {
+    for (const std::string& of_rank : world.pipeline().all_gather(names)) {
       if (world.is_first()) std::cout << "a rank has" << of_rank << "\n";
     }
     const auto x = torch::randn({12, 4});

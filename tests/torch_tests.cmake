@@ -20,7 +20,7 @@ endfunction()
 stagecraft_torch_test(autograd_test 120 unit/autograd/backward_test.cpp)
 stagecraft_torch_test(equivalence_test 600 equivalence/equivalence_test.cpp)
 stagecraft_torch_test(runtime_test 120 unit/runtime/pipeline_test.cpp unit/runtime/pipeline_errors_test.cpp
-                      unit/runtime/memory_test.cpp
+                      unit/runtime/memory_test.cpp unit/runtime/replicas_test.cpp
                       unit/stage/microbatches_test.cpp)
 stagecraft_torch_test(conformance_test 120 conformance/transport_test.cpp)
 

@@ -157,7 +157,7 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
     std::snprintf(bubble, sizeof bubble, "  idle %4.1f%%", 100 * sc::summarize(timelines).idle());
     progress.show(step, result.loss(), tokens * (step + 1) / seconds_since(begin), bubble);
   }
-  for (const sc::Message& weights : world.collect({pipeline.parameters(), ""}, sc::RankId(0))) {
+  for (const sc::Message& weights : world.pipeline().collect({pipeline.parameters(), ""}, 0)) {
     for (const auto& weight : weights.tensors) trained.weights.push_back(weight.detach().cpu());
   }
   if (world.is_first()) write_timelines(options, timelines);

@@ -48,6 +48,7 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
 }
 
 void Executor::clear() {
+  if (averager != nullptr) averager->cancel();
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   for (Flight& in : flights_) in = Flight();
@@ -62,6 +63,23 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
   outputs_.outputs.resize(microbatches_);
   timeline.clear();
   const at::AutoGradMode mode(inputs.training);
+  run_program(program, schedule);
+  if (averager != nullptr && inputs.training) finish_averaging();
+  inputs_ = nullptr;
+  world_.activity().set(std::nullopt);
+  return std::move(outputs_);
+}
+
+void Executor::finish_averaging() {
+  averager->finish();
+  if (!record) return;
+  for (const Averager::Record& done : averager->records()) {
+    const Action action = Action::of_stage(ActionKind::kReduceGrad, places_[done.stage].stage);
+    timeline.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
+  }
+}
+
+void Executor::run_program(const Program& program, const Schedule& schedule) {
   const Row& row = schedule.rows[world_.rank().index()];
   for (std::size_t i = 0; i < program.size(); ++i) {
     const Action& action = row[program[i].step];
@@ -82,9 +100,6 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
       fail(schedule, error.what());
     }
   }
-  inputs_ = nullptr;
-  world_.activity().set(std::nullopt);
-  return std::move(outputs_);
 }
 
 // The halves of an overlap are in flight together: the first is issued to a stream beside the rank's own, the second to
@@ -134,7 +149,7 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
   } else {
     perform(instruction);
   }
-  if (record) timeline.push_back({action, start, now(), waited_, bytes_});
+  if (record) timeline.push_back({action, start, now(), waited_, bytes_, /*beside=*/false});
 }
 
 void Executor::perform(const Instruction& instruction) {
@@ -157,8 +172,11 @@ void Executor::perform(const Instruction& instruction) {
       return world_.transport().post_receive(
           instruction.peer, {Channel::kBackward, places_[instruction.stage].stage + 1, places_[instruction.stage].stage,
                              instruction.microbatch});
+    case ActionKind::kReduceGrad:
+      if (averager != nullptr) averager->start(instruction.stage);
+      return;
     default:
-      return;  // UNSHARD, RESHARD and REDUCE_GRAD have nothing to do where parameters are whole and single
+      return;  // UNSHARD and RESHARD have nothing to do where parameters are whole
   }
 }
 
@@ -188,7 +206,7 @@ void Executor::fail(const Schedule& schedule, const std::string& why) const {
   const int rank = world_.rank().value;
   const int step = static_cast<int>(instruction.step);
   std::ostringstream text;
-  text << "rank " << rank << ", step " << step << ", action " << to_text(action) << " (stage "
+  text << world_.name() << ", step " << step << ", action " << to_text(action) << " (stage "
        << places_[instruction.stage].stage.value;
   if (has_microbatch(instruction.kind)) text << ", microbatch " << instruction.microbatch.value;
   text << "): " << why << "\n";

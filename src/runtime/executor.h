@@ -9,6 +9,7 @@
 
 #include "program.h"
 #include "stagecraft/autograd/backward.h"
+#include "stagecraft/data_parallel/averager.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "step_inputs.h"
 
@@ -38,6 +39,7 @@ class Executor {
   void clear();
 
   Handlers handlers;
+  Averager* averager = nullptr;  // with replicas
   bool record = false;
   Timeline timeline;
 
@@ -75,6 +77,8 @@ class Executor {
   /// Seconds on the clock of the timelines.
   static double now();
 
+  void run_program(const Program& program, const Schedule& schedule);
+  void finish_averaging();
   void execute(const Instruction& instruction, const Action& action);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
   void begin_overlap();

@@ -142,7 +142,7 @@ void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Va
                           std::vector<at::Tensor>& roots) {
   const Place& place = places_[stage];
   Flight& in = flight(stage, microbatch);
-  const double weight = inputs_->weights[microbatch.index()];
+  const double weight = inputs_->weights[microbatch.index()] * inputs_->replica_weight;
   const auto add_root = [&](const at::Tensor& loss) {
     if (!inputs_->training) return;
     roots.push_back(loss);
@@ -175,7 +175,8 @@ void Executor::forward(const Instruction& instruction) {
   }
   Value output;
   {
-    const RandomScope random(options_.seed, place.stage, instruction.microbatch, inputs_->number);
+    const RandomScope random(options_.seed, place.stage, instruction.microbatch + inputs_->first_microbatch,
+                             inputs_->number);
     const Stage& stage = stages_[instruction.stage];
     const StageCall call{place.stage, instruction.microbatch, arguments, keywords};
     output = inputs_->only_shapes ? infer_output(stage, call, world_.device()) : stage.forward(call);

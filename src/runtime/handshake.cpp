@@ -7,28 +7,59 @@
 
 #include "stagecraft/core/version.h"
 
-// A statement is lines of "topic<tab>value"; "takes 3" and "gives 2" are what one stage declares, all other topics are
-// the same on all ranks.
+// A statement is lines of "topic<tab>value"; "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
+// the same on all ranks that have it; all other topics are the same on all ranks.
 
 namespace stagecraft {
 namespace {
 
+class Hash {  // FNV-1a
+ public:
+  void add(std::uint64_t value) { hash_ = (hash_ ^ value) * 1099511628211U; }
+  void add(const std::string& text) {
+    for (const char letter : text) add(static_cast<std::uint64_t>(letter));
+    add(~0U);
+  }
+  [[nodiscard]] std::string text() const {
+    std::ostringstream out;
+    out << std::hex << hash_;
+    return out.str();
+  }
+
+ private:
+  std::uint64_t hash_ = 14695981039346656037U;
+};
+
 std::string hash_of(const Schedule& schedule) {
-  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
-  const auto add = [&](std::uint64_t value) { hash = (hash ^ value) * 1099511628211U; };
+  Hash hash;
   for (const Row& row : schedule.rows) {
     for (const Action& action : row) {
       for_each_part(action, [&](const Action& part) {
-        add(static_cast<std::uint64_t>(part.kind()));
-        add(static_cast<std::uint64_t>(part.stage().value));
-        add(static_cast<std::uint64_t>(part.microbatch().value));
+        hash.add(static_cast<std::uint64_t>(part.kind()));
+        hash.add(static_cast<std::uint64_t>(part.stage().value));
+        hash.add(static_cast<std::uint64_t>(part.microbatch().value));
       });
     }
-    add(~0U);
+    hash.add(~0U);
   }
-  std::ostringstream text;
-  text << std::hex << hash;
-  return text.str();
+  return hash.text();
+}
+
+/// Names, types, shapes and whether they are trained, of parameters and buffers.
+std::string summary_of(const Stage& stage) {
+  Hash hash;
+  std::int64_t numbers = 0;
+  for (const NamedTensors* tensors : {&stage.parameters(), &stage.buffers()}) {
+    for (const auto& [name, tensor] : *tensors) {
+      hash.add(name);
+      if (!tensor.defined()) continue;
+      hash.add(TensorSpec::of(tensor).text());
+      hash.add(tensor.requires_grad() ? 1U : 0U);
+      numbers += tensor.numel();
+    }
+  }
+  return std::to_string(stage.parameters().size()) + " parameters, " + std::to_string(stage.buffers().size()) +
+         " buffers, " + std::to_string(numbers) + " numbers, hash " + hash.text();
 }
 
 std::string text_of(const std::vector<TensorSpec>& specs) {
@@ -66,7 +97,9 @@ std::string usual_value(const std::vector<Topics>& all, const std::string& topic
   return usual;
 }
 
-bool is_of_one_stage(const std::string& topic) { return topic.starts_with("takes ") || topic.starts_with("gives "); }
+bool is_of_one_stage(const std::string& topic) {
+  return topic.starts_with("takes ") || topic.starts_with("gives ") || topic.starts_with("parameters of stage ");
+}
 
 }  // namespace
 
@@ -82,6 +115,10 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   }
   text << '\n';
   text << "broadcast_loss\t" << (options.broadcast_loss ? "on" : "off") << '\n';
+  text << "bucket_bytes\t" << options.bucket_bytes << '\n';
+  for (const Stage& stage : stages) {
+    text << "parameters of stage " << stage.index().value << '\t' << summary_of(stage) << '\n';
+  }
   if (!options.edges.empty()) return text.str();  // what a stage takes is then not what the one before gives
   for (const Stage& stage : stages) {
     const int index = stage.index().value;
@@ -107,9 +144,9 @@ std::string disagreement(const std::vector<std::string>& statements) {
   std::string text;
   const auto add = [&](const std::string& sentence) { text += (text.empty() ? "" : "; ") + sentence; };
   for (const auto& [topic, value] : every) {
-    if (is_of_one_stage(topic)) continue;
     const std::string usual = usual_value(all, topic);
     for (std::size_t r = 0; r < all.size(); ++r) {
+      if (is_of_one_stage(topic) && !all[r].contains(topic)) continue;
       if (all[r][topic] == usual) continue;
       add("rank " + std::to_string(r) + " has " + topic + " '" + all[r][topic] + "', the others have '" + usual + "'");
     }

@@ -72,6 +72,17 @@ void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, Ra
                         " there: every rank makes its own, and no rank goes without");
 }
 
+/// Places of the rank's stages, in the order in which their gradients are complete.
+std::vector<std::size_t> completion_order(const Program& program) {
+  std::vector<std::size_t> order;
+  for (auto it = program.rbegin(); it != program.rend(); ++it) {
+    if (!gives_weight_gradient(it->kind)) continue;
+    if (std::find(order.begin(), order.end(), it->stage) == order.end()) order.push_back(it->stage);
+  }
+  std::reverse(order.begin(), order.end());
+  return order;
+}
+
 bool trains(const Schedule& schedule) {
   for (const Row& row : schedule.rows) {
     for (const Action& action : row) {
@@ -97,8 +108,14 @@ class Pipeline::Implementation {
   Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
     agree([&] { set_up(); });
-    const std::string differences = disagreement(world_.gather(statement_of(stages_, options_, schedule_)));
+    const std::string differences =
+        disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule_)));
     if (!differences.empty()) throw InvalidArgument(differences);
+    if (world_.replicas() == 1) return;
+    averager_ = std::make_unique<Averager>(world_.more_peers(), stages_, completion_order(training_program_),
+                                           options_.bucket_bytes, world_.device());
+    averager_->make_equal();
+    executor_->averager = averager_.get();
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
@@ -137,6 +154,7 @@ class Pipeline::Implementation {
   Program training_program_;
   Program evaluation_program_;
   std::optional<InputSplitter> splitter_;
+  std::unique_ptr<Averager> averager_;  // with replicas
   std::optional<Executor> executor_;
   bool trains_ = false;
   std::uint64_t steps_ = 0;
@@ -150,6 +168,9 @@ class Pipeline::Implementation {
     }
     if (options_.microbatches < 0) {
       throw InvalidArgument("there must be at least 1 microbatch, got " + number(options_.microbatches));
+    }
+    if (options_.bucket_bytes < 1) {
+      throw InvalidArgument("bucket_bytes is at least 1, got " + number(options_.bucket_bytes));
     }
     schedule_ = resolve(options_, world_.size(), static_cast<int>(stages_.size()));
     check_stages(stages_, schedule_, world_.rank());
@@ -175,7 +196,7 @@ class Pipeline::Implementation {
       own = std::current_exception();
       message = error.what();
     }
-    const std::vector<std::string> all = world_.gather(message);
+    const std::vector<std::string> all = world_.everyone().all_gather(message);
     if (own) std::rethrow_exception(own);
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (!all[r].empty())
@@ -216,25 +237,27 @@ class Pipeline::Implementation {
       inputs.keep_outputs = options.return_outputs || !training;
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
+      inputs.first_microbatch = world_.replica() * schedule_.microbatches;
+      if ((training || options_.broadcast_loss) && !inputs.only_shapes) weigh_replicas(inputs);
       result = run(inputs, shapes);
     } catch (const AbortedError&) {
       own = std::current_exception();
     } catch (const std::exception& error) {
       own = std::current_exception();
-      world_.transport().abort({world_.rank(), describe(error)});
+      world_.transport().abort({world_.world_rank(), describe(error)});
     }
     if (training) ++steps_;
     if (own) executor_->clear();
     const auto failure = settle(own);
     if (!failure) return result;
     executor_->clear();
-    if (own && failure->rank == world_.rank()) std::rethrow_exception(own);
+    if (own && failure->rank == world_.world_rank()) std::rethrow_exception(own);
     throw AbortedError(failure->message, failure->rank);
   }
 
   std::optional<Failure> settle(const std::exception_ptr& own) {
     try {
-      return world_.settle();
+      return world_.transport().settle(world_.timeout());
     } catch (...) {
       if (own) std::rethrow_exception(own);
       throw;
@@ -243,7 +266,26 @@ class Pipeline::Implementation {
 
   [[nodiscard]] std::string describe(const std::exception& error) const {
     if (dynamic_cast<const StepError*>(&error) != nullptr) return error.what();
-    return "rank " + number(world_.rank().value) + ": " + error.what();
+    return world_.name() + ": " + error.what();
+  }
+
+  /// A mean over the rows of all replicas is a weighted mean of their means.
+  void weigh_replicas(StepInputs& inputs) {
+    const int replicas = world_.replicas();
+    if (replicas == 1) return;
+    if (options_.loss_scale == LossScale::kSum) {
+      inputs.replica_weight = replicas;
+      return;
+    }
+    if (!has_first() && !has_last()) return;  // it does not know the rows, nor does it need them
+    std::int64_t total = 0;
+    bool all_know = true;
+    for (const Message& message : world_.peers().all_gather(Message{{}, number(inputs.rows)})) {
+      const std::int64_t rows = std::stoll(message.header);
+      all_know &= rows > 0;
+      total += rows;
+    }
+    if (all_know) inputs.replica_weight = static_cast<double>(inputs.rows * replicas) / static_cast<double>(total);
   }
 
   StepResult run(const StepInputs& inputs, std::vector<StageShapes>* shapes) {
@@ -272,19 +314,33 @@ class Pipeline::Implementation {
       result.weights = inputs.weights;
     }
     if (has_last() && inputs.keep_outputs) result.output = options_.merge_outputs(outputs.outputs);
-    if (options_.broadcast_loss) share_losses(result);
+    if (options_.broadcast_loss) share_losses(result, inputs.replica_weight / world_.replicas());
     return result;
   }
 
-  void share_losses(StepResult& result) {
-    const RankId last = schedule_.placement.rank_of(StageId(schedule_.stages() - 1));
+  /// Those of all replicas, to all ranks. `share`: what the losses of this replica count among them.
+  void share_losses(StepResult& result, double share) {
     Message own;
-    if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble)};
-    const Message shared = world_.broadcast(std::move(own), last);
-    if (has_last() || shared.tensors.empty()) return;
+    if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble) * share};
+    if (has_last() && world_.replicas() > 1) own = of_all_replicas(std::move(own));
+    const RankId last = schedule_.placement.rank_of(StageId(schedule_.stages() - 1));
+    const Message shared = world_.pipeline().broadcast(std::move(own), last.value);
+    if (shared.tensors.empty()) return;
     result.losses = shared.tensors[0].unbind();
     const at::Tensor weights = shared.tensors[1].cpu();
     result.weights.assign(weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel());
+  }
+
+  Message of_all_replicas(Message own) {
+    std::vector<at::Tensor> losses;
+    std::vector<at::Tensor> weights;
+    for (const Message& message : world_.peers().all_gather(std::move(own))) {
+      if (message.tensors.empty()) continue;
+      losses.push_back(message.tensors[0]);
+      weights.push_back(message.tensors[1]);
+    }
+    if (losses.empty()) return {};
+    return {{at::cat(losses), at::cat(weights)}, ""};
   }
 };
 
@@ -341,7 +397,7 @@ std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   std::string bytes(own.size() * sizeof(Span), '\0');
   if (!own.empty()) std::memcpy(bytes.data(), own.data(), bytes.size());
   std::vector<Timeline> all;
-  for (const Message& message : implementation_->world_.collect({{}, std::move(bytes)}, to)) {
+  for (const Message& message : implementation_->world_.pipeline().collect({{}, std::move(bytes)}, to.value)) {
     Timeline& timeline_of_rank = all.emplace_back(message.header.size() / sizeof(Span));
     if (!timeline_of_rank.empty()) {
       std::memcpy(timeline_of_rank.data(), message.header.data(), message.header.size());

@@ -77,12 +77,13 @@ void InputSplitter::take_microbatches(StepInputs& inputs, const std::vector<Valu
 /// A mean over rows of unequal microbatches is a weighted mean of their means.
 void InputSplitter::weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const {
   const auto count = static_cast<std::size_t>(microbatches_);
+  inputs.rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   if (options_.loss_scale == LossScale::kSum) {
     inputs.weights.assign(count, 1.0);
   } else if (rows.empty()) {
     inputs.weights.assign(count, 1.0 / static_cast<double>(count));
   } else {
-    const auto total = static_cast<double>(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
+    const auto total = static_cast<double>(inputs.rows);
     for (const std::int64_t size : rows) inputs.weights.push_back(static_cast<double>(size) / total);
   }
 }

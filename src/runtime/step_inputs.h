@@ -14,6 +14,9 @@ struct StepInputs {
   std::vector<ValueDict> keywords;   // by microbatch
   std::vector<Value> targets;        // by microbatch; empty when there are none
   std::vector<double> weights;       // of each microbatch's loss
+  std::int64_t rows = 0;             // of all microbatches; 0 if unknown
+  double replica_weight = 1;         // of this replica's losses, 1 on average
+  int first_microbatch = 0;          // number of the first one, counted over all replicas
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
   bool only_shapes = false;  // on the meta device, without data

@@ -14,67 +14,69 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <numeric>
 #include <thread>
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action_text.h"
-#include "stagecraft/stage/packing.h"
+#include "stagecraft/stage/microbatches.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/mpi.h"
+#include "stagecraft/transport/part.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 
-World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout,
+namespace {
+
+/// `count` ranks from `first` on, `stride` apart.
+std::vector<RankId> every(int first, int stride, int count) {
+  std::vector<RankId> ranks;
+  for (int i = 0; i < count; ++i) ranks.emplace_back(first + stride * i);
+  return ranks;
+}
+
+std::shared_ptr<Transport> divisible(std::shared_ptr<Transport> transport, int replicas) {
+  if (replicas < 1) throw InvalidArgument("there is at least 1 replica, got " + std::to_string(replicas));
+  if (transport->ranks() % replicas != 0) {
+    throw InvalidArgument(std::to_string(transport->ranks()) + " ranks cannot be divided among " +
+                          std::to_string(replicas) + " replicas: start a multiple of " + std::to_string(replicas));
+  }
+  return transport;
+}
+
+}  // namespace
+
+World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout, int replicas,
              std::shared_ptr<Activity> activity)
-    : transport_(std::move(transport)), device_(device), timeout_(timeout), activity_(std::move(activity)) {}
+    : whole_(divisible(std::move(transport), replicas)),
+      device_(device),
+      timeout_(timeout),
+      everyone_(*whole_, every(0, 1, whole_->ranks()), whole_->new_group_id(), timeout),
+      pipeline_(*whole_, every(whole_->rank().value % replicas, replicas, whole_->ranks() / replicas),
+                whole_->new_group_id(), timeout),
+      peers_(*whole_, every(whole_->rank().value / replicas * replicas, 1, replicas), whole_->new_group_id(), timeout),
+      activity_(std::move(activity)) {
+  transport_ = replicas == 1 ? whole_ : std::make_shared<Part>(whole_, pipeline_.members(), RankId(pipeline_.place()));
+}
+
+std::string World::name() const {
+  const std::string own = "rank " + std::to_string(world_rank().value);
+  if (replicas() == 1) return own;
+  return own + " (rank " + std::to_string(rank().value) + " of replica " + std::to_string(replica()) + ")";
+}
+
+Group World::more_peers() { return {*whole_, peers_.members(), whole_->new_group_id(), timeout_}; }
+
+at::Tensor World::share_of(const at::Tensor& batch) const {
+  const std::vector<std::int64_t> rows = even_sizes(batch.size(0), replicas());
+  const std::int64_t begin = std::accumulate(rows.begin(), rows.begin() + replica(), std::int64_t{0});
+  return batch.narrow(0, begin, rows[static_cast<std::size_t>(replica())]);
+}
 
 std::string Activity::text() const {
   const std::lock_guard lock(mutex_);
   return action_ ? to_text(*action_) : "";
-}
-
-Tag World::next_tag() { return {Channel::kControl, StageId(0), StageId(0), MicrobatchId(collectives_++)}; }
-
-std::vector<Message> World::collect(Message own, RankId to) {
-  const Tag tag = next_tag();
-  if (rank() != to) {
-    transport_->send(to, tag, std::move(own));
-    return {};
-  }
-  std::vector<Message> all(static_cast<std::size_t>(size()));
-  for (int r = 0; r < size(); ++r) {
-    all[static_cast<std::size_t>(r)] = RankId(r) == to ? std::move(own) : transport_->receive(RankId(r), tag, timeout_);
-  }
-  return all;
-}
-
-std::vector<std::string> World::gather(const std::string& own) {
-  // Through rank 0: a few words, once in a while.
-  ValueList words;
-  for (Message& message : collect({{}, own}, RankId(0))) words.emplace_back(std::move(message.header));
-  std::vector<std::string> all;
-  for (const Value& word : unpack(broadcast(is_first() ? pack(words) : Message(), RankId(0))))
-    all.push_back(word.text());
-  return all;
-}
-
-std::optional<Failure> World::settle() {
-  auto failure = transport_->settle(timeout_);
-  // Some ranks were in the middle of a collective, some were not: all messages are gone, and all count from 0 again.
-  if (failure) collectives_ = 0;
-  return failure;
-}
-
-void World::barrier() { gather(""); }
-
-Message World::broadcast(Message message, RankId from) {
-  const Tag tag = next_tag();
-  if (rank() != from) return transport_->receive(from, tag, timeout_);
-  for (int r = 0; r < size(); ++r) {
-    if (RankId(r) != from) transport_->send(RankId(r), tag, message);
-  }
-  return message;
 }
 
 namespace {
@@ -181,16 +183,21 @@ bool is_aborted(const std::exception_ptr& failure) {
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program) {
   keep_freed_memory();
   pick_vector_kernels();
-  LocalFabric fabric(options.ranks);
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(options.ranks));
+  if (options.ranks < 1 || options.replicas < 1) {
+    throw InvalidArgument("a world has at least 1 rank and 1 replica, got " + std::to_string(options.ranks) + " and " +
+                          std::to_string(options.replicas));
+  }
+  const int ranks = options.ranks * options.replicas;
+  LocalFabric fabric(ranks);
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
-  for (int r = 0; r < options.ranks; ++r) {
+  for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       const RankId rank(r);
       try {
         const at::Device device = device_of(options, rank, r);
-        const RankThread setup(options, device, options.ranks);
-        World world(fabric.connect(rank, device), device, options.timeout);
+        const RankThread setup(options, device, ranks);
+        World world(fabric.connect(rank, device), device, options.timeout, options.replicas);
         program(world);
         fabric.depart(rank, "rank " + std::to_string(r) + " has ended its program");
       } catch (...) {
@@ -219,7 +226,8 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     const at::Device device = device_of(options, process.rank(), process.local_rank());
     const RankThread setup(options, device, process.local_ranks());
     const auto activity = std::make_shared<Activity>();
-    World world(process.connect(device, [activity] { return activity->text(); }), device, options.timeout, activity);
+    World world(process.connect(device, [activity] { return activity->text(); }), device, options.timeout,
+                options.replicas, activity);
     program(world);
   } catch (...) {
     failure = message_of(std::current_exception());

@@ -85,6 +85,7 @@ struct LocalFabric::Shared {
 
   std::vector<Mailbox> mailboxes;
   std::atomic<bool> aborted = false;
+  std::atomic<std::uint64_t> failed_steps = 0;
   std::vector<std::atomic<bool>> gone = std::vector<std::atomic<bool>>(mailboxes.size());
 
   [[nodiscard]] bool is_gone(RankId rank) const { return gone[rank.index()]; }
@@ -121,7 +122,7 @@ class LocalFabric::End : public Transport {
       mailbox.entries.push_back({rank_, tag, pack(std::move(message))});
       mailbox.arrivals.fetch_add(1, std::memory_order_release);
     }
-    mailbox.arrival.notify_one();
+    mailbox.arrival.notify_all();  // several threads of the rank may wait, each for its own
   }
 
   void post_receive(RankId /*from*/, const Tag& /*tag*/) override {}  // it travels anyway
@@ -185,6 +186,8 @@ class LocalFabric::End : public Transport {
     throw_missing(timeout);
   }
 
+  [[nodiscard]] std::uint64_t failed_steps() const override { return shared_.failed_steps; }
+
  private:
   static Clock::duration spin_time(std::size_t ranks) {
     return ranks <= std::thread::hardware_concurrency() ? std::chrono::microseconds(50) : std::chrono::microseconds(0);
@@ -202,6 +205,7 @@ class LocalFabric::End : public Transport {
     shared_.outcome = std::move(shared_.failure);
     shared_.failure.reset();
     if (shared_.outcome) {
+      ++shared_.failed_steps;
       for (Mailbox& mailbox : shared_.mailboxes) {
         const std::lock_guard lock(mailbox.mutex);
         mailbox.entries.clear();

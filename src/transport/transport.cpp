@@ -10,10 +10,11 @@ std::string to_text(const Tag& tag) {
       return "the activation of " + microbatch + " " + path;
     case Channel::kBackward:
       return "the gradient of " + microbatch + " " + path;
-    case Channel::kControl:
+    case Channel::kCollective:
       break;
   }
-  return "control message " + std::to_string(tag.microbatch.value);
+  return "round " + std::to_string(tag.to.value) + " of collective " + std::to_string(tag.microbatch.value) +
+         " of group " + std::to_string(tag.from.value);
 }
 
 }  // namespace stagecraft

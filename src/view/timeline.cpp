@@ -161,6 +161,10 @@ void write_timeline_trace(std::ostream& out, const std::vector<Timeline>& ranks,
     separator = ",\n";
     for (const Span& span : ranks[r]) {
       const bool computes = is_compute(span.action.kind());
+      if (span.beside) {
+        slice(r, 3, to_text(span.action), span.start, span.end, span.bytes);
+        continue;
+      }
       if (span.waited > 0) slice(r, 2, "wait for " + to_text(span.action), span.start, span.start + span.waited, 0);
       slice(r, computes ? 1 : 2, to_text(span.action), span.start + span.waited, span.end, span.bytes);
     }

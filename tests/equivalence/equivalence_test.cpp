@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <numeric>
 
 #include "models.h"
 #include "support/mpi_world.h"
@@ -16,18 +17,21 @@ namespace {
 
 constexpr std::uint64_t kSeed = 17;
 constexpr std::int64_t kRows = 24;
+constexpr std::int64_t kUnevenRows = 67;  // not the same for all replicas
 
 struct Setting {
   at::ScalarType type;
   std::string schedule;
   int ranks;
   int stages_per_rank;
-  int microbatches;
+  int microbatches;  // of each replica
+  int replicas = 1;
 
+  [[nodiscard]] std::int64_t rows() const { return replicas > 1 ? kUnevenRows : kRows; }
   [[nodiscard]] int stages() const { return ranks * stages_per_rank; }
 };
 
-/// What a step leaves behind.
+/// What a step leaves behind, on one device or in one replica.
 struct Trace {
   std::vector<at::Tensor> losses;
   at::Tensor output;
@@ -37,12 +41,13 @@ struct Trace {
 
 at::Tensor square_loss(const at::Tensor& output, const at::Tensor& target) { return (output - target).pow(2).mean(); }
 
-void run_everywhere(int ranks, const std::function<void(World&)>& program) {
+void run_everywhere(int ranks, int replicas, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    static World world(MpiEnvironment::transport(), device(), MpiEnvironment::kTimeout);
+    World world(MpiEnvironment::transport(), device(), MpiEnvironment::kTimeout, replicas);
     return program(world);
   }
   run_ranks({.ranks = ranks,
+             .replicas = replicas,
              .threads_per_rank = 1,
              .device = [](RankId) { return device(); },
              .timeout = std::chrono::seconds(30)},
@@ -53,11 +58,13 @@ class Subject {
  public:
   Subject(const Model& model, const Setting& setting) : model_(model), setting_(setting) {
     torch::manual_seed(5);
-    for (int s = 0; s < setting.stages(); ++s) {
-      pieces_.push_back(model.make(s, setting.stages()));
-      pieces_.back()->to(device(), setting.type);
+    for (int r = 0; r < setting.replicas; ++r) {  // each begins elsewhere; all must become the first
+      for (int s = 0; s < setting.stages(); ++s) {
+        copies_.push_back(model.make(s, setting.stages()));
+        copies_.back()->to(device(), setting.type);
+      }
     }
-    input_ = model.input(kRows).to(device(), setting.type);
+    input_ = model.input(setting.rows()).to(device(), setting.type);
     target_ = at::randn_like(input_);
   }
 
@@ -70,26 +77,29 @@ class Subject {
       trace.losses.clear();
       const auto inputs = pieces_of(input_);
       const auto targets = pieces_of(target_);
-      for (int m = 0; m < setting_.microbatches; ++m) {
+      for (int m = 0; m < setting_.microbatches * setting_.replicas; ++m) {
         outputs.push_back(forward(inputs[static_cast<std::size_t>(m)], m, step));
         const at::Tensor loss = square_loss(outputs.back(), targets[static_cast<std::size_t>(m)]);
         trace.losses.push_back(loss.detach());
-        (loss * (static_cast<double>(inputs[static_cast<std::size_t>(m)].size(0)) / kRows)).backward();
+        const auto rows = static_cast<double>(inputs[static_cast<std::size_t>(m)].size(0));
+        (loss * (rows / static_cast<double>(setting_.rows()))).backward();
         outputs.back() = outputs.back().detach();
       }
       trace.output = at::cat(outputs);
     }
-    collect(trace);
+    collect(trace, 0);
     return trace;
   }
 
-  Trace pipelined() {
-    Trace trace;
-    run_everywhere(setting_.ranks, [&](World& world) {
+  /// By replica.
+  std::vector<Trace> pipelined() {
+    std::vector<Trace> traces(static_cast<std::size_t>(setting_.replicas));
+    run_everywhere(setting_.ranks, setting_.replicas, [&](World& world) {
+      Trace& trace = traces[static_cast<std::size_t>(world.replica())];
       Schedule schedule = make_schedule(setting_.schedule, shape());
       std::vector<Stage> stages;
       for (const StageId stage : schedule.placement.stages_of(world.rank())) {
-        const PiecePtr piece = pieces_[stage.index()];
+        const PiecePtr piece = copy_of(stage.value, world.replica());
         stages.push_back(make_stage(stage.value, piece,
                                     [piece](const StageCall& call) { return Value(piece->run(call.arguments)); }));
       }
@@ -100,55 +110,69 @@ class Subject {
                                     const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
                          .edges = model_.edges(setting_.stages()),
                          .seed = kSeed});
-      pipeline.eval({input_});  // leaves nothing behind
+      const at::Tensor input = world.share_of(input_);
+      const at::Tensor target = world.share_of(target_);
+      pipeline.eval({input});  // leaves nothing behind
       for (int step = 0; step < 2; ++step) {
-        const StepResult result = pipeline.step({input_}, {.target = target_, .return_outputs = true});
+        const StepResult result = pipeline.step({input}, {.target = target, .return_outputs = true});
         EXPECT_EQ(result.has_loss(), pipeline.has_last_stage());
         if (!pipeline.has_last_stage()) continue;
         trace.losses = result.losses;
         trace.output = result.output[0].tensor();
       }
-      if (processes() == 0 && !world.is_first()) return;
+      if (processes() == 0 && (!world.is_first() || world.replica() > 0)) return;
+      here_ = processes() == 0 ? -1 : world.replica();
       in_order_ = weight_parts_in_order(pipeline.schedule());
       for (int s = 0; s < setting_.stages(); ++s) {
         is_here_.push_back(processes() == 0 || schedule.placement.rank_of(StageId(s)) == world.rank());
       }
     });
-    collect(trace);
-    return trace;
+    for (int r = 0; r < setting_.replicas; ++r) collect(traces[static_cast<std::size_t>(r)], r);
+    return traces;
   }
 
+  /// Whether it is in this process.
+  [[nodiscard]] bool has_replica(int replica) const { return here_ < 0 || here_ == replica; }
   /// By stage: whether it is on a rank of this process.
   [[nodiscard]] const std::vector<bool>& is_here() const { return is_here_; }
   /// By stage: whether its weight parts run in the order of the microbatches.
   [[nodiscard]] const std::vector<bool>& in_order() const { return in_order_; }
-  [[nodiscard]] std::size_t parameters_of(int stage) const {
-    return pieces_[static_cast<std::size_t>(stage)]->parameters().size();
-  }
+  [[nodiscard]] std::size_t parameters_of(int stage) const { return copy_of(stage, 0)->parameters().size(); }
 
-  [[nodiscard]] std::size_t buffers_of(int stage) const {
-    return pieces_[static_cast<std::size_t>(stage)]->buffers().size();
-  }
+  [[nodiscard]] std::size_t buffers_of(int stage) const { return copy_of(stage, 0)->buffers().size(); }
 
   /// Forgets gradients and running statistics.
   void reset() {
-    for (std::size_t s = 0; s < pieces_.size(); ++s) {
-      pieces_[s]->zero_grad(/*set_to_none=*/true);
-      for (const auto& buffer : pieces_[s]->named_buffers()) {
+    for (const PiecePtr& piece : copies_) {
+      piece->zero_grad(/*set_to_none=*/true);
+      for (const auto& buffer : piece->named_buffers()) {
         const torch::NoGradGuard no_grad;
         buffer.value().fill_(buffer.key().ends_with("running_var") ? 1 : 0);
       }
     }
   }
 
+  /// Rows of every microbatch, of all replicas.
+  [[nodiscard]] std::vector<std::int64_t> microbatch_rows() const {
+    std::vector<std::int64_t> all;
+    for (const std::int64_t share : even_sizes(setting_.rows(), setting_.replicas)) {
+      for (const std::int64_t rows : even_sizes(share, setting_.microbatches)) all.push_back(rows);
+    }
+    return all;
+  }
+
  private:
+  [[nodiscard]] PiecePtr copy_of(int stage, int replica) const {
+    return copies_[static_cast<std::size_t>(replica * setting_.stages() + stage)];
+  }
+
   [[nodiscard]] Shape shape() const {
     return {
         .ranks = setting_.ranks, .stages_per_rank = setting_.stages_per_rank, .microbatches = setting_.microbatches};
   }
 
   [[nodiscard]] std::vector<at::Tensor> pieces_of(const at::Tensor& batch) const {
-    return batch.split_with_sizes(even_sizes(kRows, setting_.microbatches));
+    return batch.split_with_sizes(microbatch_rows());
   }
 
   at::Tensor forward(const at::Tensor& input, int microbatch, std::uint64_t step) {
@@ -170,13 +194,14 @@ class Subject {
         }
       }
       const RandomScope random(kSeed, StageId(s), MicrobatchId(microbatch), step);
-      results.push_back(pieces_[static_cast<std::size_t>(s)]->run(arguments));
+      results.push_back(copy_of(s, 0)->run(arguments));
     }
     return results.back()[0].tensor();
   }
 
-  void collect(Trace& trace) const {
-    for (const PiecePtr& piece : pieces_) {
+  void collect(Trace& trace, int replica) const {
+    for (int s = 0; s < setting_.stages(); ++s) {
+      const PiecePtr piece = copy_of(s, replica);
       for (const at::Tensor& parameter : piece->parameters()) {
         trace.gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
       }
@@ -202,7 +227,8 @@ class Subject {
 
   const Model& model_;
   Setting setting_;
-  std::vector<PiecePtr> pieces_;
+  std::vector<PiecePtr> copies_;  // by replica, by stage
+  int here_ = -1;                 // the replica in this process; -1: all
   at::Tensor input_, target_;
   std::vector<bool> in_order_;
   std::vector<bool> is_here_;
@@ -221,32 +247,45 @@ void expect_close(const at::Tensor& got, const at::Tensor& expected, bool exactl
   }
 }
 
-void compare(const Model& model, const Setting& setting) {
-  SCOPED_TRACE(model.name + ", " + c10::toString(setting.type) + ", " + std::to_string(setting.ranks) + " ranks, " +
-               std::to_string(setting.stages_per_rank) + " stages per rank, " + std::to_string(setting.microbatches) +
-               " microbatches");
-  Subject subject(model, setting);
-  const Trace expected = subject.one_device();
-  subject.reset();
-  const Trace got = subject.pipelined();
+/// What a replica has of its own, losses and outputs, with its share of what one device has; gradients with all of it.
+void compare(const Subject& subject, const Setting& setting, int replica, const Trace& got, const Trace& expected) {
   if (subject.is_here().back()) {
-    ASSERT_EQ(got.losses.size(), expected.losses.size());
-    for (std::size_t i = 0; i < got.losses.size(); ++i) expect_close(got.losses[i], expected.losses[i], true, "loss");
-    expect_close(got.output, expected.output, true, "output");
+    const auto count = static_cast<std::size_t>(setting.microbatches);
+    const std::size_t first = count * static_cast<std::size_t>(replica);
+    ASSERT_EQ(got.losses.size(), count);
+    for (std::size_t i = 0; i < count; ++i) expect_close(got.losses[i], expected.losses[first + i], true, "loss");
+    const std::vector<std::int64_t> rows = subject.microbatch_rows();
+    const std::int64_t before = std::accumulate(rows.begin(), rows.begin() + static_cast<int>(first), std::int64_t{0});
+    expect_close(got.output, expected.output.narrow(0, before, got.output.size(0)), true, "output");
   }
+  const bool is_alone = setting.replicas == 1;
   std::size_t parameter = 0;
   std::size_t buffer = 0;
   for (int s = 0; s < setting.stages(); ++s) {
+    const bool is_here = subject.is_here()[static_cast<std::size_t>(s)];
     for (std::size_t i = 0; i < subject.buffers_of(s); ++i, ++buffer) {
-      if (subject.is_here()[static_cast<std::size_t>(s)]) {
-        expect_close(got.buffers[buffer], expected.buffers[buffer], true, "buffer");
-      }
+      // Statistics of a replica are those of its share.
+      if (is_here && is_alone) expect_close(got.buffers[buffer], expected.buffers[buffer], true, "buffer");
     }
     for (std::size_t i = 0; i < subject.parameters_of(s); ++i, ++parameter) {
-      if (!subject.is_here()[static_cast<std::size_t>(s)]) continue;
+      if (!is_here) continue;
       expect_close(got.gradients[parameter], expected.gradients[parameter],
-                   subject.in_order()[static_cast<std::size_t>(s)], "gradient of stage " + std::to_string(s));
+                   is_alone && subject.in_order()[static_cast<std::size_t>(s)],
+                   "gradient of stage " + std::to_string(s));
     }
+  }
+}
+
+void compare(const Model& model, const Setting& setting) {
+  SCOPED_TRACE(model.name + ", " + c10::toString(setting.type) + ", " + std::to_string(setting.ranks) + " ranks, " +
+               std::to_string(setting.stages_per_rank) + " stages per rank, " + std::to_string(setting.microbatches) +
+               " microbatches, " + std::to_string(setting.replicas) + " replicas");
+  Subject subject(model, setting);
+  const Trace expected = subject.one_device();
+  subject.reset();
+  const std::vector<Trace> got = subject.pipelined();
+  for (int r = 0; r < setting.replicas; ++r) {
+    if (subject.has_replica(r)) compare(subject, setting, r, got[static_cast<std::size_t>(r)], expected);
   }
 }
 
@@ -268,6 +307,32 @@ TEST_P(Equivalence, EqualsOneDevice) {
             compare(model, {type, GetParam(), ranks, per_rank, microbatches});
             if (testing::Test::HasFatalFailure()) return;
           }
+        }
+      }
+    }
+  }
+}
+
+/// Ranks of a pipeline and replicas.
+std::vector<std::pair<int, int>> worlds_of_replicas() {
+  if (processes() == 0) return {{2, 2}, {1, 3}, {3, 2}, {2, 3}};
+  std::vector<std::pair<int, int>> worlds;
+  for (int replicas = 2; replicas <= processes(); ++replicas) {
+    if (processes() % replicas == 0) worlds.emplace_back(processes() / replicas, replicas);
+  }
+  return worlds;
+}
+
+TEST_P(Equivalence, ReplicasEqualOneDeviceOnTheWholeBatch) {
+  const Generator& generator = find_generator(GetParam());
+  int settings = 0;
+  for (const auto& [ranks, replicas] : worlds_of_replicas()) {
+    for (const int microbatches : {2, 3, 4, 8}) {
+      for (const Model& model : models()) {
+        for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+          if (!run_all() && ++settings % 13 != 0) continue;
+          compare(model, {type, GetParam(), ranks, generator.min_stages_per_rank, microbatches, replicas});
+          if (testing::Test::HasFatalFailure()) return;
         }
       }
     }

@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   return sc::launch(argc, argv, {.world = sc::WorldKind::kMpi, .threads_per_rank = 1}, [](sc::World& world) {
     std::int64_t growth = 0;
     const std::vector<double> losses = train(world, make_model(2 * world.size()), &growth);
-    const auto all = world.gather(std::to_string(growth));
+    const auto all = world.pipeline().all_gather(std::to_string(growth));
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (world.is_first()) std::cout << "rank " << r << " grew by " << all[r] << " bytes\n";
       if (std::stoll(all[r]) > kAllowed) throw std::runtime_error("rank " + std::to_string(r) + " keeps memory");

@@ -65,12 +65,14 @@ struct PipelineOptions {
   Split target_split = {};
   /// Puts the outputs of the last stage together.
   Reducer merge_outputs = concatenate();
-  /// Give every rank the losses, not only the one with the last stage.
+  /// Give every rank the losses of all replicas, not only the one with the last stage those of its own.
   bool broadcast_loss = false;
   /// Fixes the randomness of every (step, stage, microbatch).
   std::uint64_t seed = 0;
   /// How a compute-only schedule is lowered.
   std::string passes = std::string(kDefaultLowering);
+  /// With replicas: small gradients are averaged together up to this size, large ones in pieces of it.
+  std::int64_t bucket_bytes = 16 << 20;
 };
 
 struct StepOptions {
@@ -93,7 +95,8 @@ class StepResult {
   Value output;
 
   [[nodiscard]] bool has_loss() const { return !losses.empty(); }
-  /// Of the whole batch. Throws InvalidArgument on a rank that does not have it.
+  /// Of the whole batch; with replicas and without `broadcast_loss`, of this one's share. Throws InvalidArgument on a
+  /// rank that does not have it.
   [[nodiscard]] double loss() const;
 };
 
@@ -106,6 +109,10 @@ struct StageShapes {
 
 /// The stages of one rank, ready to run a schedule together with those of the other ranks. All ranks make it, and call
 /// `step` and `eval`, in the same order.
+///
+/// In a world of replicas every replica gives `step` its own share of the batch (see World::share_of), and gradients
+/// are those of the whole batch, as one device would have them: parameters, and buffers such as running statistics,
+/// start as those of replica 0 and stay the same on all.
 ///
 /// After an error in a step every rank throws: the rank that failed its StepError, the others AbortedError with the
 /// same message. Gradients may have been accumulated in part; nothing else is left over, and the next step works.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "stagecraft/schedule/action.h"
+#include "stagecraft/transport/group.h"
 #include "stagecraft/transport/transport.h"
 
 /// The ranks of one program, and how to start them.
@@ -30,39 +31,53 @@ class Activity {
   std::optional<Action> action_;
 };
 
-/// One rank's view. All collectives are called by all ranks in the same order.
+/// One rank's view of a pipeline, and of the replicas of that pipeline beside it. Rank p of replica r is rank
+/// p * replicas + r of the world.
 class World {
  public:
-  World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout,
+  /// All ranks make it, with the same number of replicas. Throws InvalidArgument when that does not divide the ranks.
+  World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout, int replicas = 1,
         std::shared_ptr<Activity> activity = std::make_shared<Activity>());
 
+  /// In the pipeline.
   [[nodiscard]] RankId rank() const { return transport_->rank(); }
+  /// Of the pipeline.
   [[nodiscard]] int size() const { return transport_->ranks(); }
   [[nodiscard]] bool is_first() const { return rank().value == 0; }
   [[nodiscard]] bool is_last() const { return rank().value + 1 == size(); }
+  [[nodiscard]] int replica() const { return peers_.place(); }
+  [[nodiscard]] int replicas() const { return peers_.size(); }
+  /// In the whole world.
+  [[nodiscard]] RankId world_rank() const { return RankId(everyone_.place()); }
+  /// "rank 3", and which one of which replica that is where there are several.
+  [[nodiscard]] std::string name() const;
+
   [[nodiscard]] at::Device device() const { return device_; }
   [[nodiscard]] Timeout timeout() const { return timeout_; }
+  /// Between the ranks of the pipeline.
   [[nodiscard]] Transport& transport() const { return *transport_; }
-
-  /// Ends a step on all ranks; see Transport::settle.
-  std::optional<Failure> settle();
-  void barrier();
-  /// Every rank gets the message of rank `from`; it is not used elsewhere.
-  Message broadcast(Message message, RankId from);
-  /// Rank `to` gets the messages of all ranks, its own included, by rank; the others get nothing.
-  std::vector<Message> collect(Message own, RankId to);
-  /// What every rank said, by rank.
-  std::vector<std::string> gather(const std::string& own);
-
   [[nodiscard]] Activity& activity() const { return *activity_; }
 
- private:
-  Tag next_tag();
+  /// All ranks of the world, by rank.
+  [[nodiscard]] Group& everyone() { return everyone_; }
+  /// The ranks of this pipeline, by rank.
+  [[nodiscard]] Group& pipeline() { return pipeline_; }
+  /// The ranks with the same stages, by replica.
+  [[nodiscard]] Group& peers() { return peers_; }
+  /// Another group of the peers, for another thread; all ranks of the world make it alike.
+  [[nodiscard]] Group more_peers();
 
-  std::shared_ptr<Transport> transport_;
+  /// The rows (dimension 0) of a batch that this replica is to train on: as even as possible, in the order of replicas.
+  [[nodiscard]] at::Tensor share_of(const at::Tensor& batch) const;
+
+ private:
+  std::shared_ptr<Transport> whole_;
   at::Device device_;
   Timeout timeout_;
-  std::int32_t collectives_ = 0;
+  Group everyone_;
+  Group pipeline_;
+  Group peers_;
+  std::shared_ptr<Transport> transport_;
   std::shared_ptr<Activity> activity_;
 };
 
@@ -73,8 +88,11 @@ enum class WorldKind {
 };
 
 struct LaunchOptions {
-  /// Ranks as threads of this process; under MPI there are as many as the launcher has started.
+  /// Of one pipeline, as threads of this process; under MPI there are as many processes as the launcher has started.
   int ranks = 1;
+  /// Pipelines side by side, each on its own share of the batch: there are ranks * replicas ranks in all. Under MPI
+  /// the processes are divided among them.
+  int replicas = 1;
   /// The flag --stagecraft-world=threads or --stagecraft-world=mpi on the command line overrides it.
   WorldKind world = WorldKind::kAuto;
   /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
@@ -89,8 +107,8 @@ struct LaunchOptions {
   Timeout timeout = std::chrono::minutes(5);
 };
 
-/// Runs `program` once per rank, each in a thread of its own with its share of the cores, and waits for all. The first
-/// failure of a rank ends the waiting of the others and is thrown when all have ended.
+/// Runs `program` once per rank of every replica, each in a thread of its own with its share of the cores, and waits
+/// for all. The first failure of a rank ends the waiting of the others and is thrown when all have ended.
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program);
 
 /// The body of `main`: runs the program on the ranks of the world that `options` and the command line ask for, and

@@ -34,9 +34,9 @@ void convert(const std::tuple<Parts...>& parts, Value& value) {
   value = std::move(list);
 }
 
-/// Calls `forward` with as many tensors as it takes.
-template <typename Module, typename Result, typename... Arguments>
-Stage::Forward call_with_tensors(std::shared_ptr<Module> module, Result (Module::*forward)(Arguments...)) {
+/// Calls `forward`, the module's own or inherited, with as many tensors as it takes.
+template <typename Module, typename Owner, typename Result, typename... Arguments>
+Stage::Forward call_with_tensors(std::shared_ptr<Module> module, Result (Owner::*forward)(Arguments...)) {
   return [module = std::move(module), forward](const StageCall& call) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       Value result;

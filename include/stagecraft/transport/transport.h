@@ -14,11 +14,12 @@ namespace stagecraft {
 
 using Timeout = std::chrono::milliseconds;
 
-enum class Channel : std::uint8_t { kForward, kBackward, kControl };
+enum class Channel : std::uint8_t { kForward, kBackward, kCollective };
 
-/// What a message is: two messages in flight between the same ranks never have the same tag.
+/// What a message is: two messages in flight between the same ranks never have the same tag. Of a collective, `from` is
+/// the group, `to` the round and `microbatch` the number of the collective.
 struct Tag {
-  Channel channel = Channel::kControl;
+  Channel channel = Channel::kForward;
   StageId from;
   StageId to;
   MicrobatchId microbatch;
@@ -36,11 +37,12 @@ struct Message {
 
 /// Why a step did not end well, and where it began.
 struct Failure {
-  RankId rank;
+  RankId rank;  ///< Of the whole world.
   std::string message;
 };
 
-/// One rank's end. Used by the thread of that rank alone.
+/// One rank's end. Messages may be sent and received by several threads of the rank; a step is settled by one, when the
+/// others are at rest.
 ///
 /// On a device with streams, completion is stream-ordered: `send` takes tensors that the current stream has still to
 /// write, `receive` returns tensors that the current stream may read; the host waits for neither.
@@ -65,6 +67,15 @@ class Transport {
   /// Called by all ranks at the end of a step: waits for all of them, and tells every one whether some rank failed.
   /// After a failure, messages that nobody received are dropped, and the transport is as new.
   virtual std::optional<Failure> settle(Timeout timeout) = 0;
+  /// How many steps have ended in failure: the same on all ranks between two steps.
+  [[nodiscard]] virtual std::uint64_t failed_steps() const = 0;
+
+  /// An id for a group that no other group of this world has. All ranks call it alike, also those that are not members.
+  /// The ids are negative: 0 and up are for groups that users number themselves.
+  std::int32_t new_group_id() { return --last_group_id_; }
+
+ private:
+  std::int32_t last_group_id_ = 0;
 };
 
 }  // namespace stagecraft

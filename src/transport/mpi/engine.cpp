@@ -349,18 +349,22 @@ template <typename Done, typename What, typename TimedOut>
 void Engine::wait_until(const Done& is_done, Timeout timeout, const What& what, const TimedOut& timed_out) {
   const auto begin = Clock::now();
   std::unique_lock lock(mutex_);
-  pending_.clear();
+  const auto pending = pending_.emplace(pending_.end());
+  struct Forget {
+    std::list<std::string>& all;
+    std::list<std::string>::iterator own;
+    ~Forget() { all.erase(own); }  // under the lock
+  } const forget{pending_, pending};
   while (true) {
     progress();
     if (is_done()) break;
     const auto waited = Clock::now() - begin;
-    if (pending_.empty() && waited > std::chrono::milliseconds(1)) pending_ = what();
+    if (pending->empty() && waited > std::chrono::milliseconds(1)) *pending = what();
     if (waited > timeout) throw timed_out();
     lock.unlock();
     pause(waited);
     lock.lock();
   }
-  pending_.clear();
 }
 
 /// A rank's program has ended, or some process is lost: waiting any longer would be in vain.
@@ -472,7 +476,16 @@ std::optional<Failure> Engine::lost() {
 
 std::string Engine::pending() {
   const std::lock_guard lock(mutex_);
-  return pending_;
+  std::string text;
+  for (const std::string& one : pending_) {
+    if (!one.empty()) text += (text.empty() ? "" : ", and for ") + one;
+  }
+  return text;
+}
+
+std::uint64_t Engine::failed_steps() const {
+  const std::lock_guard lock(mutex_);
+  return roll_call_.failed_steps();
 }
 
 }  // namespace stagecraft::mpi

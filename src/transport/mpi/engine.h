@@ -38,6 +38,7 @@ class Engine : public Transport {
   Message receive(RankId from, const Tag& tag, Timeout timeout) override;
   void abort(const Failure& failure) override;
   std::optional<Failure> settle(Timeout timeout) override;
+  [[nodiscard]] std::uint64_t failed_steps() const override;
 
   /// One round of whatever can move on. Returns whether something is under way.
   bool progress_if_free();
@@ -105,7 +106,7 @@ class Engine : public Transport {
   [[nodiscard]] bool is_left_over(const Envelope& envelope) const;
   [[nodiscard]] int mpi_tag_of(std::uint64_t sequence) const;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   MPI_Comm communicator_;
   std::optional<at::Device> device_;
   std::optional<c10::Stream> copy_stream_;
@@ -128,7 +129,7 @@ class Engine : public Transport {
   std::list<Outgoing> outgoing_;
   std::list<Incoming> incoming_;
   std::set<Key> wanted_;
-  std::string pending_;
+  std::list<std::string> pending_;  // what threads of this rank wait for; empty texts in the first moments
 };
 
 }  // namespace stagecraft::mpi

@@ -53,6 +53,7 @@ std::optional<Failure> RollCall::conclude() {
   }
   answers_.erase(answers_.begin(), answers_.upper_bound(step_));
   if (outcome) {
+    ++failed_steps_;
     failures_.insert_or_assign(step_, *outcome);
   } else {
     failures_.erase(step_);

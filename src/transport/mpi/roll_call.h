@@ -18,6 +18,8 @@ class RollCall {
 
   /// Steps settled so far.
   [[nodiscard]] std::uint64_t step() const { return step_; }
+  /// Of them, those that ended in failure.
+  [[nodiscard]] std::uint64_t failed_steps() const { return failed_steps_; }
   /// Takes note of an envelope that is no data.
   void hear(RankId from, const Envelope& envelope);
 
@@ -54,6 +56,7 @@ class RollCall {
 
   RankId own_;
   std::uint64_t step_ = 0;
+  std::uint64_t failed_steps_ = 0;
   std::map<std::uint64_t, Failure> failures_;                                        // by step
   std::map<std::uint64_t, std::map<std::int32_t, std::optional<Failure>>> answers_;  // by step and rank
   std::vector<std::optional<Departure>> departures_;                                 // by rank

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "stagecraft/transport/transport.h"
+
+/// Ranks that do something together.
+namespace stagecraft {
+
+enum class Reduction : std::uint8_t { kSum, kMean, kMax };
+
+/// Some ranks of a world, in an order that all of them know. Every collective is called by all members, in the same
+/// order, with tensors of the same type and shape; a member's place is its position in the list.
+///
+/// Waits end as those of the transport do. One thread at a time uses a group; different groups do not mix, even of the
+/// same ranks, if their ids differ.
+class Group {
+ public:
+  /// The transport outlives the group. Throws InvalidArgument when this rank is not a member, or one is named twice.
+  Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout);
+
+  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  /// Of this rank.
+  [[nodiscard]] int place() const { return place_; }
+  [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
+
+  // Messages. They are handed over: nobody changes their tensors in place afterwards.
+  /// Every member gets the message of member `from`; it is not used elsewhere.
+  Message broadcast(Message message, int from);
+  /// Member `to` gets the messages of all, its own included, by place; the others get nothing.
+  std::vector<Message> collect(Message own, int to);
+  /// Every member gets the messages of all, by place.
+  std::vector<Message> all_gather(Message own);
+  /// What every member said, by place.
+  std::vector<std::string> all_gather(const std::string& own);
+  /// Returns when all members have called it.
+  void barrier();
+
+  // Tensors. The caller may change them as soon as the call returns. The result is the same on all members, bit for
+  // bit: they are added up in the order of the group.
+  /// Into `tensor`, from member `from`.
+  void broadcast_into(const at::Tensor& tensor, int from);
+  /// In place. 16-bit floats are added up as 32-bit ones, and rounded once.
+  void all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
+  /// One after the other along dimension 0; there, sizes may differ.
+  at::Tensor all_gather(const at::Tensor& own);
+  /// This member's part of the reduced tensor, cut along dimension 0 into as many equal parts as there are members.
+  at::Tensor reduce_scatter(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
+
+ private:
+  class Collective;
+
+  [[nodiscard]] std::string text() const;
+  void check_place(int place) const;
+  void check_reduction(const at::Tensor& tensor, Reduction reduction) const;
+  /// Of the tensors of all members, by place.
+  [[nodiscard]] at::Tensor reduced(const std::vector<at::Tensor>& parts, Reduction reduction) const;
+
+  Transport& transport_;
+  std::vector<RankId> members_;
+  std::int32_t id_;
+  Timeout timeout_;
+  int place_ = -1;
+  std::int32_t collectives_ = 0;
+  std::uint64_t failed_steps_ = 0;  // when collectives_ began to count
+};
+
+}  // namespace stagecraft

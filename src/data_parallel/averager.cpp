@@ -1,0 +1,320 @@
+#include "stagecraft/data_parallel/averager.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/ParallelGuard.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/transport/streams.h"
+
+namespace stagecraft {
+namespace {
+
+/// Gradients at least this large are averaged where they are: laying them side by side would cost more than it saves.
+constexpr std::size_t kLarge = 256 << 10;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+/// Parameters by the stage that averages them: the last one started of those that have it.
+std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::vector<std::size_t>& order) {
+  std::map<const void*, std::size_t> last;
+  for (const std::size_t stage : order) {
+    for (const auto& [name, parameter] : stages[stage].parameters()) {
+      last[parameter.unsafeGetTensorImpl()] = stage;
+    }
+  }
+  std::vector<NamedTensors> parameters(stages.size());
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const auto& [name, parameter] : stages[stage].parameters()) {
+      const auto found = last.find(parameter.unsafeGetTensorImpl());
+      if (!parameter.requires_grad() || found == last.end() || found->second != stage) continue;
+      parameters[stage].emplace_back(name, parameter);
+      last.erase(found);  // also within a stage, once
+    }
+  }
+  return parameters;
+}
+
+}  // namespace
+
+class Averager::Implementation {
+ public:
+  Implementation(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
+                 std::int64_t bucket_bytes, at::Device device)
+      : peers_(std::move(peers)),
+        stages_(stages),
+        order_(order),
+        parameters_(assigned(stages, order)),
+        sent_buffers_(stages.size()),
+        bucket_bytes_(bucket_bytes),
+        device_(device),
+        is_started_(stages.size(), false) {
+    if (!device_.is_cpu()) stream_ = new_stream(device_);
+    thread_ = std::thread([this] { work(); });
+  }
+
+  ~Implementation() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void make_equal() {
+    const at::NoGradGuard no_grad;
+    for (const Stage& stage : stages_) {
+      for (const NamedTensors* tensors : {&stage.parameters(), &stage.buffers()}) {
+        for (const auto& [name, tensor] : *tensors) {
+          if (tensor.defined()) peers_.broadcast_into(tensor, 0);
+        }
+      }
+    }
+  }
+
+  void start(std::size_t stage) {
+    Task task{stage, {}};
+    if (stream_) task.computed.emplace_back(device_.type()).record(current_stream(device_));
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_idle()) records_.clear();
+      is_started_[stage] = true;
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_all();
+  }
+
+  void finish() {
+    for (const std::size_t stage : order_) {
+      if (!is_started_[stage]) start(stage);
+    }
+    const double begin = now();
+    const std::exception_ptr failure = rest();
+    for (Record& record : records_) record.waited = std::max(0.0, record.end - std::max(record.start, begin));
+    if (failure) std::rethrow_exception(failure);
+    if (stream_) run_after(current_stream(device_), *stream_);
+  }
+
+  void cancel() { rest(); }
+
+  std::vector<Record> records_;  // guarded by mutex_ while tasks are under way
+
+ private:
+  struct Task {
+    std::size_t stage;
+    std::vector<c10::Event> computed;  // on a device with streams
+  };
+
+  [[nodiscard]] bool is_idle() const {
+    return std::none_of(is_started_.begin(), is_started_.end(), [](bool started) { return started; });
+  }
+
+  /// Waits until nothing is under way. Returns what went wrong.
+  std::exception_ptr rest() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return tasks_.empty() && !is_busy_; });
+    is_started_.assign(is_started_.size(), false);
+    return std::exchange(failure_, nullptr);
+  }
+
+  // --- in the thread ---
+
+  void work() {
+    const c10::ParallelGuard alone(true);  // the cores are the schedule's
+    const at::NoGradGuard no_grad;
+    const c10::OptionalDeviceGuard device(device_);
+    std::optional<c10::StreamGuard> guard;
+    if (stream_) guard.emplace(*stream_);
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return is_over_ || !tasks_.empty(); });
+      if (is_over_) return;
+      const Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      const bool in_vain = failure_ != nullptr;
+      is_busy_ = true;
+      lock.unlock();
+      std::exception_ptr failure;
+      Record record{task.stage, now(), 0, 0, 0};
+      try {
+        for (const c10::Event& event : task.computed) event.block(*stream_);
+        if (!in_vain) record.bytes = average(task.stage);
+      } catch (...) {
+        failure = explained(task.stage);
+      }
+      record.end = now();
+      lock.lock();
+      is_busy_ = false;
+      if (failure) failure_ = failure;
+      records_.push_back(record);
+      changed_.notify_all();
+    }
+  }
+
+  /// The exception in flight, with what it happened in.
+  [[nodiscard]] std::exception_ptr explained(std::size_t stage) const {
+    const std::string where = " (while the gradients of stage " + std::to_string(stages_[stage].index().value) +
+                              " were averaged over its replicas)";
+    try {
+      throw;
+    } catch (const AbortedError& error) {
+      return std::make_exception_ptr(AbortedError(error.what() + where, error.peer()));
+    } catch (const TimeoutError& error) {
+      return std::make_exception_ptr(TimeoutError(error.what() + where, error.peer()));
+    } catch (const c10::Error& error) {
+      return std::make_exception_ptr(InvalidArgument(error.what_without_backtrace() + where));
+    } catch (const std::exception& error) {
+      return std::make_exception_ptr(InvalidArgument(error.what() + where));
+    }
+  }
+
+  /// Returns how many bytes were averaged.
+  std::int64_t average(std::size_t stage) {
+    std::int64_t bytes = 0;
+    std::vector<at::Tensor> bucket;
+    std::int64_t in_bucket = 0;
+    const auto close = [&] {
+      if (!bucket.empty()) average_together(bucket);
+      bucket.clear();
+      in_bucket = 0;
+    };
+    for (const at::Tensor& gradient : gradients_of(stage)) {
+      const auto size = static_cast<std::int64_t>(gradient.nbytes());
+      bytes += size;
+      if (gradient.nbytes() >= kLarge && gradient.is_contiguous()) {
+        average_in_place(gradient);
+        continue;
+      }
+      if (!bucket.empty() && (in_bucket + size > bucket_bytes_ || bucket[0].scalar_type() != gradient.scalar_type())) {
+        close();
+      }
+      bucket.push_back(gradient);
+      in_bucket += size;
+    }
+    close();
+    spread_buffers(stage);
+    return bytes;
+  }
+
+  /// Those that some replica has; where this one has none, zero.
+  std::vector<at::Tensor> gradients_of(std::size_t stage) {
+    const NamedTensors& parameters = parameters_[stage];
+    if (parameters.empty()) return {};
+    std::string own(parameters.size(), '0');
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& gradient = parameters[i].second.grad();
+      if (!gradient.defined()) continue;
+      own[i] = '1';
+      if (!gradient.is_sparse()) continue;
+      throw InvalidArgument("the gradient of " + parameters[i].first +
+                            " is sparse, and replicas average dense ones: make the layer with sparse(false)");
+    }
+    std::string some = own;
+    for (const Message& message : peers_.all_gather(Message{{}, own})) {
+      for (std::size_t i = 0; i < some.size(); ++i) {
+        if (message.header.at(i) == '1') some[i] = '1';
+      }
+    }
+    std::vector<at::Tensor> gradients;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (some[i] == '0') continue;
+      at::Tensor& gradient = parameters[i].second.mutable_grad();
+      if (!gradient.defined()) {
+        gradient = at::zeros_like(parameters[i].second);
+        if (stream_) {
+          c10::impl::VirtualGuardImpl(device_.type())
+              .recordDataPtrOnStream(gradient.storage().data_ptr(), current_stream(device_));
+        }
+      }
+      gradients.push_back(gradient.detach());
+    }
+    return gradients;
+  }
+
+  void average_in_place(const at::Tensor& gradient) {
+    const at::Tensor flat = gradient.view({-1});
+    const std::int64_t step = std::max<std::int64_t>(1, bucket_bytes_ / static_cast<std::int64_t>(flat.itemsize()));
+    for (std::int64_t at = 0; at < flat.numel(); at += step) {
+      peers_.all_reduce(flat.narrow(0, at, std::min(step, flat.numel() - at)), Reduction::kMean);
+    }
+  }
+
+  void average_together(const std::vector<at::Tensor>& gradients) {
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& gradient : gradients) flat.push_back(gradient.reshape({-1}));
+    const at::Tensor side_by_side = at::cat(flat);
+    peers_.all_reduce(side_by_side, Reduction::kMean);
+    std::int64_t at = 0;
+    for (const at::Tensor& gradient : gradients) {
+      gradient.copy_(side_by_side.narrow(0, at, gradient.numel()).view(gradient.sizes()));
+      at += gradient.numel();
+    }
+  }
+
+  /// Replica 0 gives those that have changed since it gave them last. Versions do not tell: kernels write statistics
+  /// behind their back.
+  void spread_buffers(std::size_t stage) {
+    constexpr std::size_t kAtOnce = 256;  // that many a message can describe
+    const NamedTensors& buffers = stages_[stage].buffers();
+    std::vector<at::Tensor>& sent = sent_buffers_[stage];
+    sent.resize(buffers.size());
+    for (std::size_t begin = 0; begin < buffers.size(); begin += kAtOnce) {
+      const std::size_t end = std::min(begin + kAtOnce, buffers.size());
+      Message changed;
+      for (std::size_t i = begin; i < end && peers_.place() == 0; ++i) {
+        const at::Tensor& buffer = buffers[i].second;
+        at::Tensor& copy = changed.tensors.emplace_back();
+        if (!buffer.defined() || (sent[i].defined() && at::equal(sent[i], buffer))) continue;
+        copy = sent[i] = buffer.detach().clone();
+      }
+      const Message news = peers_.broadcast(std::move(changed), 0);
+      for (std::size_t i = begin; i < end && peers_.place() != 0; ++i) {
+        const at::Tensor& value = news.tensors.at(i - begin);
+        if (value.defined()) buffers[i].second.detach().copy_(value);
+      }
+    }
+  }
+
+  Group peers_;
+  const std::vector<Stage>& stages_;
+  std::vector<std::size_t> order_;
+  std::vector<NamedTensors> parameters_;               // by stage
+  std::vector<std::vector<at::Tensor>> sent_buffers_;  // by stage
+  std::int64_t bucket_bytes_;
+  at::Device device_;
+  std::optional<c10::Stream> stream_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  std::vector<bool> is_started_;
+  bool is_busy_ = false;
+  bool is_over_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+Averager::Averager(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
+                   std::int64_t bucket_bytes, at::Device device)
+    : implementation_(std::make_unique<Implementation>(std::move(peers), stages, order, bucket_bytes, device)) {}
+Averager::~Averager() = default;
+void Averager::make_equal() { implementation_->make_equal(); }
+void Averager::start(std::size_t stage) { implementation_->start(stage); }
+void Averager::finish() { implementation_->finish(); }
+void Averager::cancel() { implementation_->cancel(); }
+const std::vector<Averager::Record>& Averager::records() const { return implementation_->records_; }
+
+}  // namespace stagecraft

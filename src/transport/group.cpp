@@ -1,0 +1,310 @@
+#include "stagecraft/transport/group.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+namespace {
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes();
+  return text.str();
+}
+
+/// Part `part` of a flat tensor that is cut into `parts`, as evenly as it goes: a view.
+at::Tensor part_of(const at::Tensor& flat, int part, int parts) {
+  const std::int64_t share = flat.numel() / parts;
+  const std::int64_t rest = flat.numel() % parts;
+  const std::int64_t begin = share * part + std::min<std::int64_t>(part, rest);
+  return flat.narrow(0, begin, share + (part < rest ? 1 : 0));
+}
+
+bool is_narrow_float(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+
+}  // namespace
+
+/// One collective under way: its messages, in rounds.
+class Group::Collective {
+ public:
+  explicit Collective(Group& group) : group_(group) {
+    // The messages of a failed step are gone, and members may have been at different ones: all count from 0 again.
+    const std::uint64_t failed = group.transport_.failed_steps();
+    if (failed != group.failed_steps_) group.collectives_ = 0;
+    group.failed_steps_ = failed;
+    number_ = group.collectives_;
+    group.collectives_ = number_ == INT32_MAX ? 0 : number_ + 1;
+  }
+
+  void send(int to, int round, Message message) const {
+    group_.transport_.send(rank(to), tag(round), std::move(message));
+  }
+  void expect(int from, int round) const { group_.transport_.post_receive(rank(from), tag(round)); }
+  [[nodiscard]] Message receive(int from, int round) const {
+    return group_.transport_.receive(rank(from), tag(round), group_.timeout_);
+  }
+  /// Like `like` in all dimensions, or in all but the first.
+  [[nodiscard]] at::Tensor receive_like(const at::Tensor& like, int from, int round, bool any_rows = false) const {
+    const Message message = receive(from, round);
+    const at::Tensor& got = message.tensors.at(0);
+    const auto skip = static_cast<std::size_t>(any_rows ? 1 : 0);
+    if (got.scalar_type() != like.scalar_type() || got.dim() != like.dim() ||
+        got.sizes().slice(skip) != like.sizes().slice(skip)) {
+      throw InvalidArgument("the ranks of a collective must give tensors alike: rank " +
+                            std::to_string(rank(from).value) + " has " + shape_text(got) + ", rank " +
+                            std::to_string(rank(group_.place_).value) + " has " + shape_text(like) + " (" +
+                            group_.text() + ")");
+    }
+    return got;
+  }
+
+  /// Calls `visit` for every other member, each member beginning with the one after it.
+  template <typename Visit>
+  void for_each_other(const Visit& visit) const {
+    for (int step = 1; step < group_.size(); ++step) visit((group_.place_ + step) % group_.size());
+  }
+
+  /// That what came from `to`, on the device of `given`, has been read.
+  void acknowledge(int to, int round, const at::Tensor& given) const {
+    Message nothing;
+    // On a device with streams it has only been issued: an empty tensor brings the order along.
+    if (!given.is_cpu()) nothing.tensors.push_back(at::empty({0}, given.options()));
+    send(to, round, std::move(nothing));
+  }
+  /// Returns when all others have read what this member gave them.
+  void until_all_have_read(int round, const at::Tensor& given) const {
+    for_each_other([&](int other) { expect(other, round); });
+    for_each_other([&](int other) { acknowledge(other, round, given); });
+    for_each_other([&](int other) { (void)receive(other, round); });
+  }
+
+ private:
+  [[nodiscard]] RankId rank(int place) const { return group_.members_[static_cast<std::size_t>(place)]; }
+  [[nodiscard]] Tag tag(int round) const {
+    return {Channel::kCollective, StageId(group_.id_), StageId(round), MicrobatchId(number_)};
+  }
+
+  Group& group_;
+  std::int32_t number_ = 0;
+};
+
+namespace {
+
+/// A tree over the members: `from` at its root, each with half of what is left of its parent's.
+struct Branch {
+  int parent = -1;
+  std::vector<int> children;  // those with the most below them first
+
+  Branch(int place, int size, int from) {
+    const int own = (place - from + size) % size;
+    const int reach = own == 0 ? size : own & -own;
+    for (int step = 1; step < reach && own + step < size; step *= 2) children.push_back((own + step + from) % size);
+    std::reverse(children.begin(), children.end());
+    if (own != 0) parent = ((own & (own - 1)) + from) % size;
+  }
+};
+
+}  // namespace
+
+Group::Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout)
+    : transport_(transport), members_(std::move(members)), id_(id), timeout_(timeout) {
+  failed_steps_ = transport_.failed_steps();
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].value < 0 || members_[i].value >= transport_.ranks()) {
+      throw InvalidArgument("a group names rank " + std::to_string(members_[i].value) +
+                            ", but the world has ranks 0 to " + std::to_string(transport_.ranks() - 1));
+    }
+    if (std::count(members_.begin(), members_.end(), members_[i]) > 1) {
+      throw InvalidArgument("a group names rank " + std::to_string(members_[i].value) + " twice: name each once");
+    }
+    if (members_[i] == transport_.rank()) place_ = static_cast<int>(i);
+  }
+  if (place_ < 0) {
+    throw InvalidArgument("rank " + std::to_string(transport_.rank().value) + " makes a group without itself (" +
+                          text() + "): only members make it");
+  }
+}
+
+std::string Group::text() const {
+  std::string ranks;
+  for (const RankId rank : members_) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank.value);
+  return "a group of rank " + ranks;
+}
+
+void Group::check_place(int place) const {
+  if (place >= 0 && place < size()) return;
+  throw InvalidArgument("there is no member " + std::to_string(place) + " in " + text() + ": members are 0 to " +
+                        std::to_string(size() - 1));
+}
+
+Message Group::broadcast(Message message, int from) {
+  check_place(from);
+  const Collective collective(*this);
+  const Branch branch(place_, size(), from);
+  if (branch.parent >= 0) message = collective.receive(branch.parent, 0);
+  for (const int child : branch.children) collective.send(child, 0, message);
+  return message;
+}
+
+std::vector<Message> Group::collect(Message own, int to) {
+  check_place(to);
+  const Collective collective(*this);
+  if (place_ != to) {
+    collective.send(to, 0, std::move(own));
+    return {};
+  }
+  std::vector<Message> all(members_.size());
+  collective.for_each_other([&](int other) { collective.expect(other, 0); });
+  collective.for_each_other([&](int other) { all[static_cast<std::size_t>(other)] = collective.receive(other, 0); });
+  all[static_cast<std::size_t>(place_)] = std::move(own);
+  return all;
+}
+
+std::vector<Message> Group::all_gather(Message own) {
+  const Collective collective(*this);
+  std::vector<Message> all(members_.size());
+  collective.for_each_other([&](int other) { collective.expect(other, 0); });
+  collective.for_each_other([&](int other) { collective.send(other, 0, own); });
+  collective.for_each_other([&](int other) { all[static_cast<std::size_t>(other)] = collective.receive(other, 0); });
+  all[static_cast<std::size_t>(place_)] = std::move(own);
+  return all;
+}
+
+std::vector<std::string> Group::all_gather(const std::string& own) {
+  // Through one member: a few words, once in a while, of ever so many.
+  std::string lengths;
+  std::string words;
+  for (const Message& message : collect({{}, own}, 0)) {
+    lengths += std::to_string(message.header.size()) + ' ';
+    words += message.header;
+  }
+  const std::string shared = broadcast({{}, lengths + words}, 0).header;
+  std::istringstream in(shared);
+  std::vector<std::size_t> sizes(members_.size());
+  for (std::size_t& size : sizes) in >> size;
+  auto begin = static_cast<std::size_t>(in.tellg()) + 1;
+  std::vector<std::string> all;
+  for (const std::size_t size : sizes) {
+    all.push_back(shared.substr(begin, size));
+    begin += size;
+  }
+  return all;
+}
+
+void Group::barrier() { all_gather(std::string()); }
+
+void Group::broadcast_into(const at::Tensor& tensor, int from) {
+  check_place(from);
+  const Collective collective(*this);
+  const Branch branch(place_, size(), from);
+  at::Tensor value = tensor.detach();
+  if (branch.parent >= 0) value = collective.receive_like(value, branch.parent, 0);
+  for (const int child : branch.children) collective.send(child, 0, {{value}, ""});
+  if (branch.parent >= 0) tensor.detach().copy_(value);
+  for (const int child : branch.children) (void)collective.receive(child, 1);
+  if (branch.parent >= 0) collective.acknowledge(branch.parent, 1, value);
+}
+
+void Group::check_reduction(const at::Tensor& tensor, Reduction reduction) const {
+  if (reduction == Reduction::kMean && !tensor.is_floating_point() && !tensor.is_complex()) {
+    throw InvalidArgument("a mean needs floating point numbers, got " + shape_text(tensor) +
+                          ": convert it, or ask for the sum");
+  }
+  if (reduction == Reduction::kMax && tensor.is_complex()) {
+    throw InvalidArgument("there is no largest of complex numbers, got " + shape_text(tensor));
+  }
+}
+
+at::Tensor Group::reduced(const std::vector<at::Tensor>& parts, Reduction reduction) const {
+  const at::ScalarType type = parts[0].scalar_type();
+  if (reduction == Reduction::kMax) {
+    at::Tensor most = parts[0].clone();
+    for (std::size_t i = 1; i < parts.size(); ++i) at::maximum_out(most, most, parts[i]);
+    return most;
+  }
+  at::Tensor sum;
+  if (parts.size() == 1) {
+    sum = parts[0].clone();
+  } else if (is_narrow_float(type)) {
+    sum = parts[0].to(at::kFloat).add_(parts[1]);
+  } else {
+    sum = at::add(parts[0], parts[1]).to(type);  // bool, too, stays what it is
+  }
+  for (std::size_t i = 2; i < parts.size(); ++i) sum.add_(parts[i]);
+  if (reduction == Reduction::kMean) sum.div_(static_cast<std::int64_t>(parts.size()));
+  return sum.to(type);
+}
+
+void Group::all_reduce(const at::Tensor& tensor, Reduction reduction) {
+  check_reduction(tensor, reduction);
+  if (size() == 1 || tensor.numel() == 0) return;
+  const Collective collective(*this);
+  const at::Tensor whole = tensor.detach();
+  const at::Tensor flat = whole.contiguous().view({-1});
+  const auto part = [&](int place) { return part_of(flat, place, size()); };
+  const at::Tensor own = part(place_);
+  const auto takes_part = [&](int place) { return part(place).numel() > 0; };
+  // To the member that adds the part up...
+  collective.for_each_other([&](int other) {
+    if (own.numel() > 0) collective.expect(other, 0);
+    if (takes_part(other)) collective.expect(other, 1);
+  });
+  collective.for_each_other([&](int other) {
+    if (takes_part(other)) collective.send(other, 0, {{part(other)}, ""});
+  });
+  if (own.numel() > 0) {
+    std::vector<at::Tensor> parts(members_.size(), own);
+    collective.for_each_other(
+        [&](int other) { parts[static_cast<std::size_t>(other)] = collective.receive_like(own, other, 0); });
+    const at::Tensor sum = reduced(parts, reduction);
+    // ... and back. By then it has been read, and may be written.
+    collective.for_each_other([&](int other) { collective.send(other, 1, {{sum}, ""}); });
+    own.copy_(sum);
+  }
+  collective.for_each_other([&](int other) {
+    if (takes_part(other)) part(other).copy_(collective.receive_like(part(other), other, 1));
+  });
+  if (!whole.is_contiguous()) whole.copy_(flat.view(whole.sizes()));
+}
+
+at::Tensor Group::all_gather(const at::Tensor& own) {
+  if (own.dim() == 0)
+    throw InvalidArgument("all_gather puts tensors together along dimension 0: give it one that has it");
+  const Collective collective(*this);
+  const at::Tensor given = own.detach();
+  std::vector<at::Tensor> all(members_.size(), given);
+  collective.for_each_other([&](int other) { collective.expect(other, 0); });
+  collective.for_each_other([&](int other) { collective.send(other, 0, {{given}, ""}); });
+  collective.for_each_other([&](int other) {
+    all[static_cast<std::size_t>(other)] = collective.receive_like(given, other, 0, /*any_rows=*/true);
+  });
+  at::Tensor result = at::cat(all);
+  collective.until_all_have_read(1, given);
+  return result;
+}
+
+at::Tensor Group::reduce_scatter(const at::Tensor& tensor, Reduction reduction) {
+  check_reduction(tensor, reduction);
+  if (tensor.dim() == 0 || tensor.size(0) % size() != 0) {
+    throw InvalidArgument("reduce_scatter cuts dimension 0 into " + std::to_string(size()) + " equal parts, got " +
+                          shape_text(tensor) + ": pad it");
+  }
+  const Collective collective(*this);
+  const at::Tensor whole = tensor.detach();
+  const std::int64_t rows = whole.size(0) / size();
+  const auto part = [&](int place) { return whole.narrow(0, rows * place, rows); };
+  collective.for_each_other([&](int other) { collective.expect(other, 0); });
+  collective.for_each_other([&](int other) { collective.send(other, 0, {{part(other)}, ""}); });
+  std::vector<at::Tensor> parts(members_.size(), part(place_));
+  collective.for_each_other(
+      [&](int other) { parts[static_cast<std::size_t>(other)] = collective.receive_like(parts[0], other, 0); });
+  at::Tensor result = reduced(parts, reduction);
+  collective.until_all_have_read(1, whole);
+  return result;
+}
+
+}  // namespace stagecraft
