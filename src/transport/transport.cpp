@@ -13,8 +13,9 @@ std::string to_text(const Tag& tag) {
     case Channel::kCollective:
       break;
   }
-  return "round " + std::to_string(tag.to.value) + " of collective " + std::to_string(tag.microbatch.value) +
-         " of group " + std::to_string(tag.from.value);
+  const int group = tag.from.value;
+  return "round " + std::to_string(tag.to.value) + " of collective " + std::to_string(tag.microbatch.value) + " of " +
+         (group < 0 ? "Stagecraft's group " + std::to_string(-group) : "group " + std::to_string(group));
 }
 
 }  // namespace stagecraft

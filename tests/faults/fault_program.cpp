@@ -1,6 +1,6 @@
 // Trains a small pipeline for ever, and has an accident on one rank at one action.
 //
-//   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS]
+//   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS]]
 //
 // FAULT: none, throw, exit, kill, stop, hang; ACTION_NUMBER counts this rank's actions from 0, over all steps.
 
@@ -30,15 +30,17 @@ void have_accident(const std::string& fault) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::cerr << "usage: fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS]\n";
+    std::cerr << "usage: fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS]]\n";
     return 2;
   }
   const std::string fault = argv[1];
   const int rank = std::atoi(argv[2]);
   const int at = std::atoi(argv[3]);
   const sc::Timeout timeout(std::atoi(argv[4]));
-  const int threads = argc > 5 ? std::atoi(argv[5]) : 1;
-  return sc::launch(argc, argv, {.ranks = threads, .threads_per_rank = 1, .timeout = timeout}, [&](sc::World& world) {
+  sc::LaunchOptions options{.threads_per_rank = 1, .timeout = timeout};
+  if (argc > 5) options.ranks = std::max(1, std::atoi(argv[5]));
+  if (argc > 6) options.replicas = std::max(1, std::atoi(argv[6]));
+  return sc::launch(argc, argv, options, [&](sc::World& world) {
     std::vector<sc::Stage> stages;
     const std::string schedule = "InterleavedZeroBubble";
     for (const sc::StageId stage : sc::stages_here(world, schedule, 2)) {
@@ -54,9 +56,9 @@ int main(int argc, char** argv) {
     for (const sc::ActionKind kind :
          {sc::ActionKind::kForward, sc::ActionKind::kBackwardInput, sc::ActionKind::kBackwardWeight,
           sc::ActionKind::kSendForward, sc::ActionKind::kRecvForward, sc::ActionKind::kSendBackward,
-          sc::ActionKind::kRecvBackward}) {
+          sc::ActionKind::kRecvBackward, sc::ActionKind::kReduceGrad}) {
       pipeline.on(kind, [&](const sc::ActionContext& context) {
-        if (world.rank().value == rank && actions++ == at) {
+        if (world.world_rank().value == rank && actions++ == at) {
           std::cerr << ("accident at " + sc::to_text(context.action()) + "\n") << std::flush;
           have_accident(fault);
         }

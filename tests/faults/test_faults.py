@@ -75,19 +75,19 @@ class Run:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def under_mpi(fault, rank, action, ranks=RANKS):
+def under_mpi(fault, rank, action, ranks=RANKS, replicas=1):
     mark = f"--stagecraft-mark={uuid.uuid4()}"
-    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), mark]
+    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), "1", str(replicas), mark]
     return Run(command, 2 * TIMEOUT + GRACE, mark)
 
 
 class Accidents(unittest.TestCase):
-    def check(self, run, rank, text, survivors_wait=True, may_be_silent=False):
+    def check(self, run, rank, text, survivors_wait=True, may_be_silent=False, ranks=RANKS):
         self.assertTrue(run.ended_in_time, f"still running after {run.seconds:.0f} s:\n{run.output}")
         self.assertNotEqual(run.code, 0, run.output)
         self.assertIn("accident at", run.output)
         self.assertEqual(run.orphans, [])
-        for survivor in range(RANKS):
+        for survivor in range(ranks):
             if survivor == rank:
                 continue
             said = [line for line in run.output.splitlines() if line.startswith(f"rank {survivor}: ")]
@@ -96,7 +96,7 @@ class Accidents(unittest.TestCase):
             self.assertTrue(said, f"rank {survivor} said nothing:\n{run.output}")
             self.assertIn(text, " ".join(said))
             if survivors_wait:
-                self.assertRegex(" ".join(said), "waiting for the (activation|gradient|end)|not waiting", run.output)
+                self.assertRegex(" ".join(said), "waiting for (the (activation|gradient|end)|round)|not waiting", run.output)
 
     def places(self, count):
         return [(draw.randrange(RANKS), draw.randrange(100)) for _ in range(count)]
@@ -138,6 +138,14 @@ class Accidents(unittest.TestCase):
         self.assertIn("Do all run this program?", run.output)
         self.assertEqual(run.orphans, [])
 
+    def test_two_pipelines_of_two_ranks(self):
+        for fault, text in (("throw", "the accident that was asked for"), ("kill", "the process of rank {} has ended"), ("stop", "rank {} has been silent")):
+            rank, action = draw.randrange(4), draw.randrange(100)
+            with self.subTest(fault=fault, rank=rank, action=action):
+                run = under_mpi(fault, rank, action, ranks=4, replicas=2)
+                self.check(run, rank, text.format(rank), fault != "throw", fault == "kill" and LAUNCHER_KILLS, ranks=4)
+                self.assertLess(run.seconds, TIMEOUT + GRACE)
+
     def test_threads(self):
         for rank, action in self.places(3):
             with self.subTest(rank=rank, action=action):
@@ -145,6 +153,12 @@ class Accidents(unittest.TestCase):
                 self.assertEqual(run.code, 1, run.output)
                 self.assertIn(f"rank {rank}, step", run.output)
                 self.assertIn("the accident that was asked for", run.output)
+
+    def test_threads_of_two_pipelines(self):
+        rank, action = draw.randrange(4), draw.randrange(100)
+        run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
+        self.assertEqual(run.code, 1, run.output)
+        self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
 
 
 class Host:
