@@ -132,8 +132,9 @@ void run(const Setting& setting, sc::World& world) {
   double bare = 1e9;
   double by_hand = 1e9;
   double ours = 1e9;
-  const double guess = seconds_per_step(setting, 3, our_step);
-  const int steps = std::clamp(static_cast<int>(0.05 / guess), 1, 50);
+  const at::Tensor guess = torch::tensor(seconds_per_step(setting, 3, our_step), at::kDouble);
+  world.everyone().all_reduce(guess, sc::Reduction::kMax);  // all ranks make as many steps
+  const int steps = std::clamp(static_cast<int>(0.05 / guess.item<double>()), 1, 50);
   for (int turn = 0; turn < 15; ++turn) {
     if (setting.ranks == 1) bare = std::min(bare, seconds_per_step(setting, steps, bare_step));
     if (has_full_backwards) by_hand = std::min(by_hand, seconds_per_step(setting, steps, step_by_hand));

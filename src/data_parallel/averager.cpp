@@ -47,6 +47,84 @@ std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::
   return parameters;
 }
 
+/// Gradients on their way, in buckets: small ones side by side in one, large ones where they are, in pieces. A few
+/// buckets travel at once, so that replicas seldom wait for each other; not all of a stage's, so that what has arrived
+/// takes little memory.
+class Window {
+ public:
+  Window(Group& peers, std::int64_t bucket_bytes) : peers_(peers), bucket_bytes_(bucket_bytes) {}
+
+  void add(const at::Tensor& gradient) {
+    const auto bytes = static_cast<std::int64_t>(gradient.nbytes());
+    if (gradient.nbytes() >= kLarge && gradient.is_contiguous()) return add_pieces(gradient.view({-1}));
+    if (!small_.empty() &&
+        (small_bytes_ + bytes > bucket_bytes_ || small_[0].scalar_type() != gradient.scalar_type())) {
+      lay_side_by_side();
+    }
+    small_.push_back(gradient);
+    small_bytes_ += bytes;
+  }
+
+  void close() {
+    lay_side_by_side();
+    send();
+  }
+
+ private:
+  struct Together {
+    at::Tensor buffer;
+    std::vector<at::Tensor> gradients;
+  };
+
+  void add_pieces(const at::Tensor& flat) {
+    const std::int64_t piece = std::max<std::int64_t>(1, bucket_bytes_ / static_cast<std::int64_t>(flat.itemsize()));
+    for (std::int64_t at = 0; at < flat.numel(); at += piece) {
+      add_bucket(flat.narrow(0, at, std::min(piece, flat.numel() - at)));
+    }
+  }
+
+  void lay_side_by_side() {
+    if (small_.empty()) return;
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& gradient : small_) flat.push_back(gradient.reshape({-1}));
+    together_.push_back({at::cat(flat), std::move(small_)});
+    small_.clear();
+    small_bytes_ = 0;
+    add_bucket(together_.back().buffer);
+  }
+
+  void add_bucket(const at::Tensor& bucket) {
+    buckets_.push_back(bucket);
+    bytes_ += static_cast<std::int64_t>(bucket.nbytes());
+    if (bytes_ >= kBucketsAtOnce * bucket_bytes_ || buckets_.size() == kMostTensors) send();
+  }
+
+  void send() {
+    peers_.all_reduce(buckets_, Reduction::kMean);
+    for (const Together& together : together_) {
+      std::int64_t at = 0;
+      for (const at::Tensor& gradient : together.gradients) {
+        gradient.copy_(together.buffer.narrow(0, at, gradient.numel()).view(gradient.sizes()));
+        at += gradient.numel();
+      }
+    }
+    buckets_.clear();
+    together_.clear();
+    bytes_ = 0;
+  }
+
+  static constexpr std::int64_t kBucketsAtOnce = 4;
+  static constexpr std::size_t kMostTensors = 256;  // that many a message can describe
+
+  Group& peers_;
+  std::int64_t bucket_bytes_;
+  std::vector<at::Tensor> small_;
+  std::int64_t small_bytes_ = 0;
+  std::vector<at::Tensor> buckets_;
+  std::int64_t bytes_ = 0;
+  std::vector<Together> together_;
+};
+
 }  // namespace
 
 class Averager::Implementation {
@@ -151,7 +229,7 @@ class Averager::Implementation {
       Record record{task.stage, now(), 0, 0, 0};
       try {
         for (const c10::Event& event : task.computed) event.block(*stream_);
-        if (!in_vain) record.bytes = average(task.stage);
+        if (!in_vain) average(task.stage, record);
       } catch (...) {
         failure = explained(task.stage);
       }
@@ -181,32 +259,16 @@ class Averager::Implementation {
     }
   }
 
-  /// Returns how many bytes were averaged.
-  std::int64_t average(std::size_t stage) {
-    std::int64_t bytes = 0;
-    std::vector<at::Tensor> bucket;
-    std::int64_t in_bucket = 0;
-    const auto close = [&] {
-      if (!bucket.empty()) average_together(bucket);
-      bucket.clear();
-      in_bucket = 0;
-    };
-    for (const at::Tensor& gradient : gradients_of(stage)) {
-      const auto size = static_cast<std::int64_t>(gradient.nbytes());
-      bytes += size;
-      if (gradient.nbytes() >= kLarge && gradient.is_contiguous()) {
-        average_in_place(gradient);
-        continue;
-      }
-      if (!bucket.empty() && (in_bucket + size > bucket_bytes_ || bucket[0].scalar_type() != gradient.scalar_type())) {
-        close();
-      }
-      bucket.push_back(gradient);
-      in_bucket += size;
+  void average(std::size_t stage, Record& record) {
+    const std::vector<at::Tensor> gradients = gradients_of(stage);
+    record.start = now();  // by now all replicas have come
+    Window window(peers_, bucket_bytes_);
+    for (const at::Tensor& gradient : gradients) {
+      record.bytes += static_cast<std::int64_t>(gradient.nbytes());
+      window.add(gradient);
     }
-    close();
+    window.close();
     spread_buffers(stage);
-    return bytes;
   }
 
   /// Those that some replica has; where this one has none, zero.
@@ -242,26 +304,6 @@ class Averager::Implementation {
       gradients.push_back(gradient.detach());
     }
     return gradients;
-  }
-
-  void average_in_place(const at::Tensor& gradient) {
-    const at::Tensor flat = gradient.view({-1});
-    const std::int64_t step = std::max<std::int64_t>(1, bucket_bytes_ / static_cast<std::int64_t>(flat.itemsize()));
-    for (std::int64_t at = 0; at < flat.numel(); at += step) {
-      peers_.all_reduce(flat.narrow(0, at, std::min(step, flat.numel() - at)), Reduction::kMean);
-    }
-  }
-
-  void average_together(const std::vector<at::Tensor>& gradients) {
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor& gradient : gradients) flat.push_back(gradient.reshape({-1}));
-    const at::Tensor side_by_side = at::cat(flat);
-    peers_.all_reduce(side_by_side, Reduction::kMean);
-    std::int64_t at = 0;
-    for (const at::Tensor& gradient : gradients) {
-      gradient.copy_(side_by_side.narrow(0, at, gradient.numel()).view(gradient.sizes()));
-      at += gradient.numel();
-    }
   }
 
   /// Replica 0 gives those that have changed since it gave them last. Versions do not tell: kernels write statistics

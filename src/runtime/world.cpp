@@ -129,9 +129,8 @@ class OwnStream {
 /// A rank's thread: its device, its share of the cores, and a backward that stays on this thread.
 class RankThread {
  public:
-  RankThread(const LaunchOptions& options, at::Device device, int ranks_here) : device_(device), stream_(device) {
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    at::set_num_threads(options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores / ranks_here));
+  RankThread(const LaunchOptions& options, at::Device device, int cores) : device_(device), stream_(device) {
+    at::set_num_threads(options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, cores));
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   }
 
@@ -196,7 +195,7 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
       const RankId rank(r);
       try {
         const at::Device device = device_of(options, rank, r);
-        const RankThread setup(options, device, ranks);
+        const RankThread setup(options, device, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
         World world(fabric.connect(rank, device), device, options.timeout, options.replicas);
         program(world);
         fabric.depart(rank, "rank " + std::to_string(r) + " has ended its program");
@@ -224,7 +223,7 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
   std::optional<std::string> failure;
   try {
     const at::Device device = device_of(options, process.rank(), process.local_rank());
-    const RankThread setup(options, device, process.local_ranks());
+    const RankThread setup(options, device, process.cores());
     const auto activity = std::make_shared<Activity>();
     World world(process.connect(device, [activity] { return activity->text(); }), device, options.timeout,
                 options.replicas, activity);

@@ -16,6 +16,15 @@ std::string shape_text(const at::Tensor& tensor) {
   return text.str();
 }
 
+std::string shapes_text(const std::vector<at::Tensor>& tensors) {
+  constexpr std::size_t kEnough = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(tensors.size(), kEnough); ++i) {
+    text += (text.empty() ? "" : ", ") + shape_text(tensors[i]);
+  }
+  return tensors.size() > kEnough ? text + ", ... (" + std::to_string(tensors.size()) + ")" : text;
+}
+
 /// Part `part` of a flat tensor that is cut into `parts`, as evenly as it goes: a view.
 at::Tensor part_of(const at::Tensor& flat, int part, int parts) {
   const std::int64_t share = flat.numel() / parts;
@@ -49,17 +58,22 @@ class Group::Collective {
   }
   /// Like `like` in all dimensions, or in all but the first.
   [[nodiscard]] at::Tensor receive_like(const at::Tensor& like, int from, int round, bool any_rows = false) const {
-    const Message message = receive(from, round);
-    const at::Tensor& got = message.tensors.at(0);
+    return receive_like(std::vector<at::Tensor>{like}, from, round, any_rows)[0];
+  }
+  [[nodiscard]] std::vector<at::Tensor> receive_like(const std::vector<at::Tensor>& like, int from, int round,
+                                                     bool any_rows = false) const {
+    Message message = receive(from, round);
     const auto skip = static_cast<std::size_t>(any_rows ? 1 : 0);
-    if (got.scalar_type() != like.scalar_type() || got.dim() != like.dim() ||
-        got.sizes().slice(skip) != like.sizes().slice(skip)) {
+    const auto is_alike = [&](const at::Tensor& a, const at::Tensor& b) {
+      return a.scalar_type() == b.scalar_type() && a.dim() == b.dim() && a.sizes().slice(skip) == b.sizes().slice(skip);
+    };
+    if (!std::equal(like.begin(), like.end(), message.tensors.begin(), message.tensors.end(), is_alike)) {
       throw InvalidArgument("the ranks of a collective must give tensors alike: rank " +
-                            std::to_string(rank(from).value) + " has " + shape_text(got) + ", rank " +
-                            std::to_string(rank(group_.place_).value) + " has " + shape_text(like) + " (" +
+                            std::to_string(rank(from).value) + " has " + shapes_text(message.tensors) + ", rank " +
+                            std::to_string(rank(group_.place_).value) + " has " + shapes_text(like) + " (" +
                             group_.text() + ")");
     }
-    return got;
+    return std::move(message.tensors);
   }
 
   /// Calls `visit` for every other member, each member beginning with the one after it.
@@ -240,35 +254,47 @@ at::Tensor Group::reduced(const std::vector<at::Tensor>& parts, Reduction reduct
 }
 
 void Group::all_reduce(const at::Tensor& tensor, Reduction reduction) {
-  check_reduction(tensor, reduction);
-  if (size() == 1 || tensor.numel() == 0) return;
+  all_reduce(std::vector<at::Tensor>{tensor}, reduction);
+}
+
+void Group::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction) {
+  for (const at::Tensor& tensor : tensors) check_reduction(tensor, reduction);
+  if (size() == 1 || tensors.empty()) return;
   const Collective collective(*this);
-  const at::Tensor whole = tensor.detach();
-  const at::Tensor flat = whole.contiguous().view({-1});
-  const auto part = [&](int place) { return part_of(flat, place, size()); };
-  const at::Tensor own = part(place_);
-  const auto takes_part = [&](int place) { return part(place).numel() > 0; };
-  // To the member that adds the part up...
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& tensor : tensors) flat.push_back(tensor.detach().contiguous().view({-1}));
+  const auto parts = [&](int place) {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& tensor : flat) all.push_back(part_of(tensor, place, size()));
+    return all;
+  };
+  // To the member that adds the parts up...
   collective.for_each_other([&](int other) {
-    if (own.numel() > 0) collective.expect(other, 0);
-    if (takes_part(other)) collective.expect(other, 1);
+    collective.expect(other, 0);
+    collective.expect(other, 1);
   });
-  collective.for_each_other([&](int other) {
-    if (takes_part(other)) collective.send(other, 0, {{part(other)}, ""});
-  });
-  if (own.numel() > 0) {
-    std::vector<at::Tensor> parts(members_.size(), own);
-    collective.for_each_other(
-        [&](int other) { parts[static_cast<std::size_t>(other)] = collective.receive_like(own, other, 0); });
-    const at::Tensor sum = reduced(parts, reduction);
-    // ... and back. By then it has been read, and may be written.
-    collective.for_each_other([&](int other) { collective.send(other, 1, {{sum}, ""}); });
-    own.copy_(sum);
+  collective.for_each_other([&](int other) { collective.send(other, 0, {parts(other), ""}); });
+  const std::vector<at::Tensor> own = parts(place_);
+  std::vector<std::vector<at::Tensor>> all(members_.size(), own);
+  collective.for_each_other(
+      [&](int other) { all[static_cast<std::size_t>(other)] = collective.receive_like(own, other, 0); });
+  std::vector<at::Tensor> sums;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    std::vector<at::Tensor> of_all;
+    for (const auto& of_one : all) of_all.push_back(of_one[i]);
+    sums.push_back(reduced(of_all, reduction));
   }
+  all.clear();
+  // ... and back. By then they have been read, and may be written.
+  collective.for_each_other([&](int other) { collective.send(other, 1, {sums, ""}); });
+  at::_foreach_copy_(own, sums);
   collective.for_each_other([&](int other) {
-    if (takes_part(other)) part(other).copy_(collective.receive_like(part(other), other, 1));
+    const std::vector<at::Tensor> here = parts(other);
+    at::_foreach_copy_(here, collective.receive_like(here, other, 1));
   });
-  if (!whole.is_contiguous()) whole.copy_(flat.view(whole.sizes()));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].is_contiguous()) tensors[i].detach().copy_(flat[i].view(tensors[i].sizes()));
+  }
 }
 
 at::Tensor Group::all_gather(const at::Tensor& own) {

@@ -35,7 +35,7 @@ class Averager {
   /// After a failure elsewhere: waits until the thread is at rest, and forgets.
   void cancel();
 
-  /// When a stage was averaged, in seconds on the steady clock.
+  /// When a stage was averaged, from where all replicas had come to it, in seconds on the steady clock.
   struct Record {
     std::size_t stage;
     double start;

@@ -16,8 +16,8 @@ struct Span {
   double end = 0;
   double waited = 0;
   std::int64_t bytes = 0;  ///< Of a message, or of gradients.
-  /// It ran beside the rank's other actions: gradients were averaged over replicas. `waited` is then how long the rank,
-  /// at the end of the step, had nothing to do but wait for it.
+  /// It ran beside the rank's other actions: gradients were averaged over replicas, from where all of these had come to
+  /// it. `waited` is then how long the rank, at the end of the step, had nothing to do but wait for it.
   bool beside = false;
 };
 

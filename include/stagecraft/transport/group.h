@@ -44,6 +44,8 @@ class Group {
   void broadcast_into(const at::Tensor& tensor, int from);
   /// In place. 16-bit floats are added up as 32-bit ones, and rounded once.
   void all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
+  /// Several at once, a few hundred at most: members wait for each other only twice.
+  void all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction = Reduction::kSum);
   /// One after the other along dimension 0; there, sizes may differ.
   at::Tensor all_gather(const at::Tensor& own);
   /// This member's part of the reduced tensor, cut along dimension 0 into as many equal parts as there are members.

@@ -33,6 +33,9 @@ class MpiProcess {
   /// Among the ranks on this host.
   [[nodiscard]] int local_rank() const;
   [[nodiscard]] int local_ranks() const;
+  /// The cores that the launcher lets this process use, divided by the processes that it lets use them too; 0 when they
+  /// are fewer than these.
+  [[nodiscard]] int cores() const;
 
   /// Called once. `device`: where the rank computes, and wants what it receives. `activity` says what the rank is doing
   /// when the launcher ends it (from another thread).

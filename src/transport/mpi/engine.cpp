@@ -45,11 +45,12 @@ bool all_happened(const std::vector<c10::Event>& events) {
   return std::all_of(events.begin(), events.end(), [](const c10::Event& event) { return event.query(); });
 }
 
-/// A message often comes within microseconds, so a waiting rank looks often, but lets others have the core; later it
-/// sleeps, the longer the longer nothing has come.
-void pause(Clock::duration waited) {
+/// A message often comes within microseconds, so a waiting rank looks often, but soon lets others have the core; later
+/// it sleeps, the longer the longer nothing has come. A message that is on its way may need every look to move on.
+void pause(Clock::duration waited, bool is_moving, bool has_own_core) {
   using namespace std::chrono_literals;
-  if (waited < 2ms) {
+  if (has_own_core && waited < 30us) return;
+  if (waited < (is_moving ? 1s : 2ms)) {
     std::this_thread::yield();
   } else {
     std::this_thread::sleep_for(std::min<Clock::duration>(waited / 40, 1ms));
@@ -78,11 +79,12 @@ bool takes_device_memory() {
 
 }  // namespace
 
-Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device)
+Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core)
     : communicator_(communicator),
       device_(device),
       rank_(rank_in(communicator)),
       ranks_(size_of(communicator)),
+      has_own_core_(has_own_core),
       roll_call_(rank_, ranks_) {
   void* bound = nullptr;
   int found = 0;
@@ -356,13 +358,13 @@ void Engine::wait_until(const Done& is_done, Timeout timeout, const What& what, 
     ~Forget() { all.erase(own); }  // under the lock
   } const forget{pending_, pending};
   while (true) {
-    progress();
+    const bool is_moving = progress();
     if (is_done()) break;
     const auto waited = Clock::now() - begin;
     if (pending->empty() && waited > std::chrono::milliseconds(1)) *pending = what();
     if (waited > timeout) throw timed_out();
     lock.unlock();
-    pause(waited);
+    pause(waited, is_moving, has_own_core_);
     lock.lock();
   }
 }
@@ -380,15 +382,16 @@ void Engine::give_up_if_gone(RankId from, const What& what) const {
 
 bool Engine::progress_if_free() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  return !lock || (!is_closed_ && progress());
+  return !lock || (!is_closed_ && (progress() || !outgoing_.empty()));
 }
 
 bool Engine::progress() {
-  progress_envelopes();
+  // What has been sent goes first: its memory, still in the cache, can take what arrives.
   for (auto it = outgoing_.begin(); it != outgoing_.end();) {
     if (!it->started && all_happened(it->written)) start_sending(*it);
     it = it->started && all_done(it->requests) ? outgoing_.erase(it) : std::next(it);
   }
+  progress_envelopes();
   bool is_receiving = false;
   for (auto it = incoming_.begin(); it != incoming_.end();) {
     if (it->started && !it->issued && all_happened(it->free)) issue_receives(*it);
@@ -398,7 +401,7 @@ bool Engine::progress() {
     if (is_unwanted && !it->started) start_receiving(*it);
     it = is_unwanted && it->is_complete ? incoming_.erase(it) : std::next(it);
   }
-  return is_receiving || !outgoing_.empty();
+  return is_receiving;
 }
 
 void Engine::progress_envelopes() {

@@ -25,7 +25,8 @@ namespace stagecraft::mpi {
 /// receiver asks for the message: a rank holds what it is about to use, not what others have made in advance.
 class Engine : public Transport {
  public:
-  Engine(MPI_Comm communicator, std::optional<at::Device> device);
+  /// `has_own_core`: nobody else computes where this process waits.
+  Engine(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core);
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -93,6 +94,7 @@ class Engine : public Transport {
   void start_receiving(Incoming& incoming);
   void issue_receives(Incoming& incoming);
   void complete(Incoming& incoming);
+  /// Returns whether a message is being received.
   bool progress();
   void progress_envelopes();
   void arrive(RankId from, Envelope envelope);
@@ -114,6 +116,7 @@ class Engine : public Transport {
   int ranks_ = 0;
   int largest_tag_ = 0;
   bool device_is_direct_ = false;
+  bool has_own_core_;
   bool is_closed_ = false;
 
   struct Slot {

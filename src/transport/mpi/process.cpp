@@ -1,6 +1,8 @@
 #include <mpi.h>
+#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
@@ -109,6 +111,7 @@ class MpiProcess::Implementation {
     MPI_Comm_split_type(communicator_, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local);
     MPI_Comm_rank(local, &local_rank_);
     MPI_Comm_size(local, &local_ranks_);
+    count_cores(local);
     MPI_Comm_free(&local);
     compare_versions();
     open_lifeline();
@@ -118,7 +121,7 @@ class MpiProcess::Implementation {
 
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity) {
     activity_ = std::move(activity);
-    engine_ = std::make_shared<mpi::Engine>(communicator_, device);
+    engine_ = std::make_shared<mpi::Engine>(communicator_, device, /*has_own_core=*/cores_ > 0);
     struct sigaction action {};
     action.sa_handler = [](int) { told_to_end = 1; };
     sigaction(SIGTERM, &action, &before_);
@@ -159,8 +162,23 @@ class MpiProcess::Implementation {
   int ranks_ = 1;
   int local_rank_ = 0;
   int local_ranks_ = 1;
+  int cores_ = 0;
 
  private:
+  void count_cores(MPI_Comm local) {
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof own, &own) != 0) return;
+    std::vector<cpu_set_t> all(static_cast<std::size_t>(local_ranks_));
+    MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, local);
+    const auto sharing = std::count_if(all.begin(), all.end(), [&](const cpu_set_t& other) {
+      cpu_set_t both;
+      CPU_AND(&both, &own, &other);
+      return CPU_COUNT(&both) > 0;
+    });
+    cores_ = CPU_COUNT(&own) / static_cast<int>(sharing);
+  }
+
   void compare_versions() {
     char own[64] = {};
     version().copy(own, sizeof own - 1);
@@ -280,6 +298,7 @@ RankId MpiProcess::rank() const { return implementation_->rank_; }
 int MpiProcess::ranks() const { return implementation_->ranks_; }
 int MpiProcess::local_rank() const { return implementation_->local_rank_; }
 int MpiProcess::local_ranks() const { return implementation_->local_ranks_; }
+int MpiProcess::cores() const { return implementation_->cores_; }
 std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> device,
                                                std::function<std::string()> activity) {
   return implementation_->connect(device, std::move(activity));

@@ -4,17 +4,15 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
-#include <vector>
 
 namespace stagecraft::mpi {
 
-/// Memory for large tensors that come and go in the same few sizes. The C library takes blocks above 32 MiB from the
-/// system each time, and every page of them costs a fault; here a block that was given back serves the next of its
-/// size. Keeps at most 1 GiB that nobody uses. Tensors may outlive it.
+/// Memory for what arrives: tensors that come and go in the same few sizes. A block that was given back serves the next
+/// of its size, and blocks lie on huge pages where the system has them: MPI pays for every page that it reads from
+/// another process or writes here. Keeps at most 1 GiB that nobody uses. Tensors may outlive it.
 class RecycledMemory {
  public:
-  static constexpr std::size_t kSmallest = std::size_t{32} << 20;  // below, the C library keeps blocks itself
+  static constexpr std::size_t kSmallest = std::size_t{32} << 10;  // below, the C library does as well
 
   RecycledMemory();
   ~RecycledMemory();
