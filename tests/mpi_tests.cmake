@@ -29,6 +29,8 @@ if(NOT STAGECRAFT_SANITIZE)
                           --out ${CMAKE_CURRENT_BINARY_DIR}/gpt_mpi_${ranks} ${PROJECT_SOURCE_DIR}/README.md)
       set_tests_properties(examples.gpt.mpi.${ranks} PROPERTIES PASS_REGULAR_EXPRESSION "the same, bit for bit")
     endforeach()
+    stagecraft_mpi_test(examples.gpt.replicas.mpi ${MPIEXEC_EXECUTABLE} 4 gpt_demo --steps 2 --replicas 2
+                        --out ${CMAKE_CURRENT_BINARY_DIR}/gpt_replicas ${PROJECT_SOURCE_DIR}/README.md)
   endif()
 endif()
 

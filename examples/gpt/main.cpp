@@ -1,7 +1,8 @@
 // Trains a small GPT on the characters of some text, four ranks as threads (or as many processes as mpirun starts), a
 // zero-bubble schedule; then runs the same steps on one device and shows that nothing differs.
 //
-//   [mpirun -n N] gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--device cpu|cuda] [--out FOLDER] TEXT_FILE...
+//   [mpirun -n N] gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--replicas N] [--device cpu|cuda] [--out FOLDER]
+//                          TEXT_FILE...
 
 #include <unistd.h>
 
@@ -24,7 +25,8 @@ namespace {
 struct Options {
   int steps = 40;
   int ranks = 4;
-  int microbatches = 8;
+  int replicas = 1;
+  int microbatches = 8;  // of all replicas
   std::int64_t rows = 16;
   std::string schedule = "ZB-H1";
   std::string out = ".";
@@ -129,14 +131,14 @@ void write_timelines(const Options& options, const std::vector<sc::Timeline>& ti
   std::printf("the last step as it was: %s (picture), %s (open in Perfetto)\n", svg.c_str(), trace.c_str());
 }
 
-/// One rank's part. Rank 0 gets everything that was trained.
+/// One rank's part. Rank 0 of each replica gets everything that was trained.
 Trained train_pipelined(sc::World& world, const Options& options, const Text& text, GptPiece piece) {
   piece->to(world.device());
   const double tokens = static_cast<double>(options.rows * text.config().context);
   Progress progress(std::to_string(world.size()) + " ranks ", options.steps);
   sc::Pipeline pipeline(world, {sc::make_stage(world.rank().value, piece)},
                         {.schedule = options.schedule,
-                         .microbatches = options.microbatches,
+                         .microbatches = options.microbatches / world.replicas(),
                          .loss = [](const sc::Value& logits, const sc::Value& next,
                                     const sc::ValueDict&) { return next_token_loss(logits.tensor(), next.tensor()); },
                          .broadcast_loss = true});
@@ -147,12 +149,12 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < options.steps; ++step) {
     const Batch batch = text.batch(step, options.rows, world.device());
-    const sc::StepResult result = pipeline.step({batch.tokens}, {.target = batch.next});
+    const sc::StepResult result = pipeline.step({world.share_of(batch.tokens)}, {.target = world.share_of(batch.next)});
     optimizer.step();
     optimizer.zero_grad();
     trained.losses.push_back(result.loss());
     timelines = pipeline.collect_timelines(sc::RankId(0));
-    if (!world.is_first()) continue;
+    if (world.world_rank().value != 0) continue;
     char bubble[32];
     std::snprintf(bubble, sizeof bubble, "  idle %4.1f%%", 100 * sc::summarize(timelines).idle());
     progress.show(step, result.loss(), tokens * (step + 1) / seconds_since(begin), bubble);
@@ -160,7 +162,7 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
   for (const sc::Message& weights : world.pipeline().collect({pipeline.parameters(), ""}, 0)) {
     for (const auto& weight : weights.tensors) trained.weights.push_back(weight.detach().cpu());
   }
-  if (world.is_first()) write_timelines(options, timelines);
+  if (world.world_rank().value == 0) write_timelines(options, timelines);
   return trained;
 }
 
@@ -230,6 +232,8 @@ Options parse(int argc, char** argv) {
       options.steps = number();
     } else if (word == "--ranks") {
       options.ranks = number();
+    } else if (word == "--replicas") {
+      options.replicas = number();
     } else if (word == "--schedule") {
       options.schedule = value();
     } else if (word == "--out") {
@@ -244,8 +248,12 @@ Options parse(int argc, char** argv) {
   }
   if (options.files.empty()) {
     throw sc::InvalidArgument(
-        "usage: gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--device cpu|cuda] [--out FOLDER] "
+        "usage: gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--replicas N] [--device cpu|cuda] [--out FOLDER] "
         "TEXT_FILE...");
+  }
+  if (options.microbatches % options.replicas != 0) {
+    throw sc::InvalidArgument("--replicas must divide the " + std::to_string(options.microbatches) +
+                              " microbatches, got " + std::to_string(options.replicas));
   }
   return options;
 }
@@ -254,26 +262,34 @@ int demo(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const GptConfig config;
   const Text text(options.files, config);
-  // Ranks that are threads share one set of pieces, made once: the random generator is one for all of them.
+  // The ranks of a replica that are threads share one set of pieces. All sets are made at once: the random generator is
+  // one for all threads.
   std::once_flag once;
-  std::vector<GptPiece> pieces;
+  std::vector<std::vector<GptPiece>> pieces;
   const auto program = [&](sc::World& world) {
-    std::call_once(once, [&] { pieces = make_pieces(config, world.size()); });
-    if (world.is_first()) {
+    std::call_once(once, [&] {
+      for (int replica = 0; replica < world.replicas(); ++replica) pieces.push_back(make_pieces(config, world.size()));
+    });
+    if (world.world_rank().value == 0) {
       std::int64_t parameters = 0;
-      for (auto& piece : pieces) {
+      for (auto& piece : pieces[0]) {
         for (const auto& parameter : piece->parameters()) parameters += parameter.numel();
       }
-      std::printf("a GPT of %.1f million parameters on %lld characters, %s, %d ranks, %d microbatches\n",
+      std::printf("a GPT of %.1f million parameters on %lld characters, %s, %d ranks%s, %d microbatches\n",
                   static_cast<double>(parameters) / 1e6, static_cast<long long>(text.size()), options.schedule.c_str(),
-                  world.size(), options.microbatches);
+                  world.size(),
+                  world.replicas() > 1 ? (" x " + std::to_string(world.replicas()) + " replicas").c_str() : "",
+                  options.microbatches);
     }
-    const Trained pipelined = train_pipelined(world, options, text, pieces[world.rank().index()]);
-    if (!world.is_first()) return;
+    const auto& own = pieces[static_cast<std::size_t>(world.replica())];
+    const Trained pipelined = train_pipelined(world, options, text, own[world.rank().index()]);
+    if (world.world_rank().value != 0) return;
     compare(options, pipelined, train_on_one_device(options, text, world.device(), make_pieces(config, world.size())));
   };
-  return sc::launch(argc, argv, {.ranks = options.ranks, .threads_per_rank = 1, .device_type = options.device},
-                    program);
+  return sc::launch(
+      argc, argv,
+      {.ranks = options.ranks, .replicas = options.replicas, .threads_per_rank = 1, .device_type = options.device},
+      program);
 }
 
 }  // namespace

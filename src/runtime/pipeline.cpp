@@ -266,7 +266,8 @@ class Pipeline::Implementation {
 
   [[nodiscard]] std::string describe(const std::exception& error) const {
     if (dynamic_cast<const StepError*>(&error) != nullptr) return error.what();
-    return world_.name() + ": " + error.what();
+    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+    return world_.name() + ": " + (of_torch != nullptr ? of_torch->what_without_backtrace() : error.what());
   }
 
   /// A mean over the rows of all replicas is a weighted mean of their means.
@@ -337,7 +338,7 @@ class Pipeline::Implementation {
     for (const Message& message : world_.peers().all_gather(std::move(own))) {
       if (message.tensors.empty()) continue;
       losses.push_back(message.tensors[0]);
-      weights.push_back(message.tensors[1]);
+      weights.push_back(message.tensors[1].cpu());
     }
     if (losses.empty()) return {};
     return {{at::cat(losses), at::cat(weights)}, ""};

@@ -160,6 +160,8 @@ at::Device device_of(const LaunchOptions& options, RankId rank, int place) {
 std::string message_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
@@ -261,8 +263,8 @@ int launch(int argc, char** argv, const LaunchOptions& options, const std::funct
   try {
     if (world_of(argc, argv, options) == WorldKind::kMpi) return run_under_mpi(options, program);
     run_ranks(options, program);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
+  } catch (...) {
+    std::cerr << message_of(std::current_exception()) << "\n";
     return 1;
   }
   return 0;

@@ -73,6 +73,8 @@ class Group::Collective {
                             std::to_string(rank(group_.place_).value) + " has " + shapes_text(like) + " (" +
                             group_.text() + ")");
     }
+    // A transport brings tensors to where the rank computes; these belong where the others are.
+    for (std::size_t i = 0; i < like.size(); ++i) message.tensors[i] = message.tensors[i].to(like[i].device());
     return std::move(message.tensors);
   }
 

@@ -9,7 +9,8 @@
 
 #include "stagecraft/transport/mpi.h"
 
-/// A test program under mpirun: one MPI world for all its tests, which each of them must leave as new.
+/// A test program under mpirun: one MPI world for all its tests, which each of them must leave as new. Tensors arrive
+/// on STAGECRAFT_TEST_DEVICE, or on the CPU.
 namespace stagecraft {
 
 /// How many processes mpirun has started; 0 without it.
@@ -29,7 +30,8 @@ class MpiEnvironment : public testing::Environment {
     if (processes() == 0) return;
     at::set_num_threads(1);
     process_.emplace(kTimeout);
-    transport() = process_->connect(std::nullopt, {});
+    const char* device = std::getenv("STAGECRAFT_TEST_DEVICE");
+    transport() = process_->connect(device != nullptr ? std::optional(at::Device(device)) : std::nullopt, {});
   }
   void TearDown() override {
     if (!process_) return;

@@ -1,0 +1,56 @@
+// Two pipelines side by side, each on half of every batch: the gradients are those of the whole batch. And a gradient
+// norm over all stages, which takes a word between the ranks of a pipeline.
+//
+//   threads: 2 ranks x 2 replicas; mpirun -n 4: the same as processes; mpirun -n 2: 1 rank x 2 replicas
+
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "stagecraft/stagecraft.h"
+
+namespace sc = stagecraft;
+
+namespace {
+
+/// As torch::nn::utils::clip_grad_norm_, of a model that no rank has as a whole.
+void clip_gradients(sc::World& world, const std::vector<at::Tensor>& parameters, double most) {
+  at::Tensor square = torch::zeros({});
+  for (const auto& parameter : parameters) square += parameter.grad().pow(2).sum();
+  world.pipeline().all_reduce(square);
+  const double norm = square.sqrt().item<double>();
+  if (norm <= most) return;
+  for (const auto& parameter : parameters) parameter.grad().mul_(most / norm);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return sc::launch(argc, argv, {.ranks = 2, .replicas = 2}, [](sc::World& world) {
+    torch::nn::Sequential model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 32),
+                                torch::nn::Tanh(), torch::nn::Linear(32, 1));
+    sc::Pipeline pipeline(
+        world, sc::split(model, world),
+        {.microbatches = 4,
+         .loss = [](const sc::Value& output, const sc::Value& target,
+                    const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
+         .broadcast_loss = true});
+    torch::optim::Adam optimizer(pipeline.parameters(), 1e-2);
+    const auto x = torch::linspace(-1, 1, 65 * 8).view({65, 8});  // shares need not be equal
+    const auto y = x.sin().sum(1, /*keepdim=*/true);
+    double first = 0;
+    double last = 0;
+    for (int step = 0; step < 60; ++step) {
+      const sc::StepResult result = pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+      clip_gradients(world, pipeline.parameters(), 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+      last = result.loss();  // of the whole batch
+      if (step == 0) first = last;
+    }
+    if (world.world_rank().value != 0) return;
+    std::cout << world.replicas() << " replicas of " << world.size() << " ranks: loss " << first << " -> " << last
+              << "\n";
+    if (last > first / 2) throw std::runtime_error("the loss did not fall");
+  });
+}
