@@ -2,6 +2,7 @@
 
 /// All of Stagecraft. Link `stagecraft::stagecraft`.
 
+#include "stagecraft/runtime/launch.h"     // IWYU pragma: export
 #include "stagecraft/runtime/pipeline.h"   // IWYU pragma: export
 #include "stagecraft/runtime/split.h"      // IWYU pragma: export
 #include "stagecraft/runtime/world.h"      // IWYU pragma: export

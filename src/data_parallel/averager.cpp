@@ -16,14 +16,12 @@
 #include <optional>
 #include <thread>
 
+#include "buckets.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
-
-/// Gradients at least this large are averaged where they are: laying them side by side would cost more than it saves.
-constexpr std::size_t kLarge = 256 << 10;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -46,84 +44,6 @@ std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::
   }
   return parameters;
 }
-
-/// Gradients on their way, in buckets: small ones side by side in one, large ones where they are, in pieces. A few
-/// buckets travel at once, so that replicas seldom wait for each other; not all of a stage's, so that what has arrived
-/// takes little memory.
-class Window {
- public:
-  Window(Group& peers, std::int64_t bucket_bytes) : peers_(peers), bucket_bytes_(bucket_bytes) {}
-
-  void add(const at::Tensor& gradient) {
-    const auto bytes = static_cast<std::int64_t>(gradient.nbytes());
-    if (gradient.nbytes() >= kLarge && gradient.is_contiguous()) return add_pieces(gradient.view({-1}));
-    if (!small_.empty() &&
-        (small_bytes_ + bytes > bucket_bytes_ || small_[0].scalar_type() != gradient.scalar_type())) {
-      lay_side_by_side();
-    }
-    small_.push_back(gradient);
-    small_bytes_ += bytes;
-  }
-
-  void close() {
-    lay_side_by_side();
-    send();
-  }
-
- private:
-  struct Together {
-    at::Tensor buffer;
-    std::vector<at::Tensor> gradients;
-  };
-
-  void add_pieces(const at::Tensor& flat) {
-    const std::int64_t piece = std::max<std::int64_t>(1, bucket_bytes_ / static_cast<std::int64_t>(flat.itemsize()));
-    for (std::int64_t at = 0; at < flat.numel(); at += piece) {
-      add_bucket(flat.narrow(0, at, std::min(piece, flat.numel() - at)));
-    }
-  }
-
-  void lay_side_by_side() {
-    if (small_.empty()) return;
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor& gradient : small_) flat.push_back(gradient.reshape({-1}));
-    together_.push_back({at::cat(flat), std::move(small_)});
-    small_.clear();
-    small_bytes_ = 0;
-    add_bucket(together_.back().buffer);
-  }
-
-  void add_bucket(const at::Tensor& bucket) {
-    buckets_.push_back(bucket);
-    bytes_ += static_cast<std::int64_t>(bucket.nbytes());
-    if (bytes_ >= kBucketsAtOnce * bucket_bytes_ || buckets_.size() == kMostTensors) send();
-  }
-
-  void send() {
-    peers_.all_reduce(buckets_, Reduction::kMean);
-    for (const Together& together : together_) {
-      std::int64_t at = 0;
-      for (const at::Tensor& gradient : together.gradients) {
-        gradient.copy_(together.buffer.narrow(0, at, gradient.numel()).view(gradient.sizes()));
-        at += gradient.numel();
-      }
-    }
-    buckets_.clear();
-    together_.clear();
-    bytes_ = 0;
-  }
-
-  static constexpr std::int64_t kBucketsAtOnce = 4;
-  static constexpr std::size_t kMostTensors = 256;  // that many a message can describe
-
-  Group& peers_;
-  std::int64_t bucket_bytes_;
-  std::vector<at::Tensor> small_;
-  std::int64_t small_bytes_ = 0;
-  std::vector<at::Tensor> buckets_;
-  std::int64_t bytes_ = 0;
-  std::vector<Together> together_;
-};
 
 }  // namespace
 
@@ -262,12 +182,12 @@ class Averager::Implementation {
   void average(std::size_t stage, Record& record) {
     const std::vector<at::Tensor> gradients = gradients_of(stage);
     record.start = now();  // by now all replicas have come
-    Window window(peers_, bucket_bytes_);
+    Buckets buckets(peers_, bucket_bytes_);
     for (const at::Tensor& gradient : gradients) {
       record.bytes += static_cast<std::int64_t>(gradient.nbytes());
-      window.add(gradient);
+      buckets.add(gradient);
     }
-    window.close();
+    buckets.close();
     spread_buffers(stage);
   }
 

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,7 +12,7 @@
 #include "stagecraft/transport/group.h"
 #include "stagecraft/transport/transport.h"
 
-/// The ranks of one program, and how to start them.
+/// The ranks of one program.
 namespace stagecraft {
 
 /// What a rank is doing right now, for messages about it from any thread.
@@ -80,40 +79,5 @@ class World {
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<Activity> activity_;
 };
-
-enum class WorldKind {
-  kAuto,     ///< Processes when an MPI launcher has started this one, else threads.
-  kThreads,  ///< All ranks in this process.
-  kMpi,      ///< This process is one rank.
-};
-
-struct LaunchOptions {
-  /// Of one pipeline, as threads of this process; under MPI there are as many processes as the launcher has started.
-  int ranks = 1;
-  /// Pipelines side by side, each on its own share of the batch: there are ranks * replicas ranks in all. Under MPI
-  /// the processes are divided among them.
-  int replicas = 1;
-  /// The flag --stagecraft-world=threads or --stagecraft-world=mpi on the command line overrides it.
-  WorldKind world = WorldKind::kAuto;
-  /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
-  /// between different numbers.
-  int threads_per_rank = 0;
-  /// Where ranks compute. Of several devices each rank takes the one of its place among the ranks on its host, round
-  /// robin.
-  at::DeviceType device_type = at::kCPU;
-  /// Where rank r computes, instead.
-  std::function<at::Device(RankId)> device = {};
-  /// The longest that a rank waits for another.
-  Timeout timeout = std::chrono::minutes(5);
-};
-
-/// Runs `program` once per rank of every replica, each in a thread of its own with its share of the cores, and waits
-/// for all. The first failure of a rank ends the waiting of the others and is thrown when all have ended.
-void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program);
-
-/// The body of `main`: runs the program on the ranks of the world that `options` and the command line ask for, and
-/// prints a failure to stderr. Returns the exit code: 0, or 1 after a failure on any rank. The command line keeps its
-/// flags; those that begin with --stagecraft- are for this function.
-int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program);
 
 }  // namespace stagecraft
