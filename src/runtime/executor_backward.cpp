@@ -1,5 +1,7 @@
 // A backward: gradients in from the stage after, the stage's graph, gradients out to the stage before.
 
+#include <ATen/ATen.h>
+
 #include "executor.h"
 #include "stagecraft/stage/packing.h"
 

@@ -229,6 +229,25 @@ TEST(Replicas, AFailureInOneIsAnErrorOnAllAndTheNextStepWorks) {
   });
 }
 
+TEST(Replicas, ARankThatHasEndedItsProgramKeepsNobodyWaiting) {
+  for (int missing = 0; missing < 6; ++missing) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(message_of([&] {
+                  run_ranks(replicas(2, 3), [&](World& world) {
+                    Pipeline pipeline(world, {linear(world.rank().value, weight(0))},
+                                      {.microbatches = 2, .loss = mean_square});
+                    const at::Tensor x = numbers({4, 4}, 1);
+                    for (int step = 0; step < 3; ++step) {
+                      if (step == 1 && world.world_rank().value == missing) return;
+                      pipeline.step({x}, {.target = x});
+                    }
+                  });
+                }),
+                HasSubstr("rank " + std::to_string(missing) + " has ended its program"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  }
+}
+
 TEST(Replicas, OfDifferentModelsAreRefused) {
   const std::string message = message_of([] {
     run_ranks(replicas(2), [](World& world) {
