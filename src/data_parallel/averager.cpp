@@ -37,7 +37,7 @@ std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     for (const auto& [name, parameter] : stages[stage].parameters()) {
       const auto found = last.find(parameter.unsafeGetTensorImpl());
-      if (!parameter.requires_grad() || found == last.end() || found->second != stage) continue;
+      if (found == last.end() || found->second != stage) continue;
       parameters[stage].emplace_back(name, parameter);
       last.erase(found);  // also within a stage, once
     }
@@ -53,7 +53,6 @@ class Averager::Implementation {
                  std::int64_t bucket_bytes, at::Device device)
       : peers_(std::move(peers)),
         stages_(stages),
-        order_(order),
         parameters_(assigned(stages, order)),
         sent_buffers_(stages.size()),
         bucket_bytes_(bucket_bytes),
@@ -96,9 +95,7 @@ class Averager::Implementation {
   }
 
   void finish() {
-    for (const std::size_t stage : order_) {
-      if (!is_started_[stage]) start(stage);
-    }
+    if (is_idle()) records_.clear();
     const double begin = now();
     const std::exception_ptr failure = rest();
     for (Record& record : records_) record.waited = std::max(0.0, record.end - std::max(record.start, begin));
@@ -252,7 +249,6 @@ class Averager::Implementation {
 
   Group peers_;
   const std::vector<Stage>& stages_;
-  std::vector<std::size_t> order_;
   std::vector<NamedTensors> parameters_;               // by stage
   std::vector<std::vector<at::Tensor>> sent_buffers_;  // by stage
   std::int64_t bucket_bytes_;

@@ -71,6 +71,7 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
 }
 
 void Executor::finish_averaging() {
+  for (const std::size_t stage : averaged_last) averager->start(stage);
   averager->finish();
   if (!record) return;
   for (const Averager::Record& done : averager->records()) {

@@ -39,7 +39,8 @@ class Executor {
   void clear();
 
   Handlers handlers;
-  Averager* averager = nullptr;  // with replicas
+  Averager* averager = nullptr;            // with replicas
+  std::vector<std::size_t> averaged_last;  // stages whose gradients the schedule does not reduce
   bool record = false;
   Timeline timeline;
 

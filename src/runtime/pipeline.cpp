@@ -83,6 +83,17 @@ std::vector<std::size_t> completion_order(const Program& program) {
   return order;
 }
 
+/// Places of the rank's stages that have gradients and no REDUCE_GRAD, in the same order.
+std::vector<std::size_t> never_reduced(const Program& program) {
+  std::vector<std::size_t> stages = completion_order(program);
+  std::erase_if(stages, [&](std::size_t stage) {
+    return std::any_of(program.begin(), program.end(), [&](const Instruction& instruction) {
+      return instruction.kind == ActionKind::kReduceGrad && instruction.stage == stage;
+    });
+  });
+  return stages;
+}
+
 bool trains(const Schedule& schedule) {
   for (const Row& row : schedule.rows) {
     for (const Action& action : row) {
@@ -116,6 +127,7 @@ class Pipeline::Implementation {
                                            options_.bucket_bytes, world_.device());
     averager_->make_equal();
     executor_->averager = averager_.get();
+    executor_->averaged_last = never_reduced(training_program_);
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {

@@ -30,7 +30,7 @@ class Averager {
 
   /// The gradients of a stage are complete: averaging begins, and nobody else touches them until it has ended.
   void start(std::size_t stage);
-  /// Starts those that were not, waits for all, and throws what went wrong.
+  /// Waits for all that were started, and throws what went wrong.
   void finish();
   /// After a failure elsewhere: waits until the thread is at rest, and forgets.
   void cancel();

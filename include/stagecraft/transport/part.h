@@ -27,6 +27,7 @@ class Part : public Transport {
   void abort(const Failure& failure) override { whole_->abort(failure); }
   std::optional<Failure> settle(Timeout timeout) override { return whole_->settle(timeout); }
   [[nodiscard]] std::uint64_t failed_steps() const override { return whole_->failed_steps(); }
+  std::int32_t new_group_id() override { return whole_->new_group_id(); }
 
  private:
   [[nodiscard]] RankId of(RankId rank) const {

@@ -72,7 +72,7 @@ class Transport {
 
   /// An id for a group that no other group of this world has. All ranks call it alike, also those that are not members.
   /// The ids are negative: 0 and up are for groups that users number themselves.
-  std::int32_t new_group_id() { return --last_group_id_; }
+  virtual std::int32_t new_group_id() { return --last_group_id_; }
 
  private:
   std::int32_t last_group_id_ = 0;

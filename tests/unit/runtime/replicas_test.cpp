@@ -195,6 +195,47 @@ TEST(Replicas, AreAveragedAlsoWhenTheScheduleDoesNotSayWhen) {
   });
 }
 
+TEST(Replicas, AHandlerMayPutAveragingOffToALaterStep) {
+  const at::Tensor x = numbers({4, 4}, 1), y = numbers({4, 4}, 2);
+  const at::Tensor expected = gradient_on_one_device(x, y);
+  run_ranks(replicas(2), [&](World& world) {
+    const at::Tensor w = weight(0);
+    Pipeline pipeline(world, {linear(0, w)}, {.microbatches = 2, .loss = mean_square});
+    pipeline.record_timeline(true);
+    bool is_last = false;
+    pipeline.on(ActionKind::kReduceGrad, [&](const ActionContext& action) {
+      if (is_last) action.run();
+    });
+    pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+    EXPECT_GT((w.grad() - expected).abs().max().item<double>(), 1e-3) << "it is not averaged yet";
+    is_last = true;
+    pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+    expect_close(w.grad(), 2 * expected);
+    is_last = false;
+    pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+    EXPECT_TRUE(std::none_of(pipeline.timeline().begin(), pipeline.timeline().end(),
+                             [](const Span& span) { return span.beside; }));
+  });
+}
+
+TEST(Replicas, AParameterThatThawsLaterIsAveragedToo) {
+  const at::Tensor x = numbers({4, 4}, 1), y = numbers({4, 4}, 2);
+  run_ranks(replicas(2), [&](World& world) {
+    const at::Tensor w = weight(0);
+    at::Tensor bias = at::zeros({4}, at::kDouble);
+    Stage stage(
+        0, [=](const StageCall& call) { return Value(at::matmul(call.tensor(0), w) + bias); },
+        NamedTensors{{"weight", w}, {"bias", bias}});
+    Pipeline pipeline(world, {std::move(stage)}, {.loss = mean_square});
+    pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+    bias.requires_grad_(true);
+    pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+    const at::Tensor one = at::zeros({4}, at::kDouble).requires_grad_(true);
+    (at::matmul(x, w.detach()) + one - y).pow(2).mean().backward();
+    expect_close(bias.grad(), one.grad());
+  });
+}
+
 TEST(Replicas, AFailureInOneIsAnErrorOnAllAndTheNextStepWorks) {
   const at::Tensor x = numbers({4, 4}, 1), y = numbers({4, 4}, 2);
   const at::Tensor expected = gradient_on_one_device(x, y);
