@@ -1,7 +1,8 @@
 # Tests of the half that trains: few and large programs.
 
-# stagecraft_torch_test(<name> <timeout in seconds> <file>...)
-function(stagecraft_torch_test name timeout)
+# stagecraft_torch_test(<name> <shards> <file>...): the program's cases in so many processes. One each would spend more time
+# on loading LibTorch than on testing.
+function(stagecraft_torch_test name shards)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE stagecraft::stagecraft stagecraft_warnings GTest::gtest_main GTest::gmock)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
@@ -12,17 +13,22 @@ function(stagecraft_torch_test name timeout)
   else()
     stagecraft_precompile(${name} torch_test <torch/torch.h>)
   endif()
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT ${timeout})
+  foreach(shard RANGE 1 ${shards})
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${name}.${shard} COMMAND ${name} --gtest_brief=1)
+    set_tests_properties(${name}.${shard} PROPERTIES TIMEOUT 600
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${index}")
+  endforeach()
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE files)
   set(registered ${registered} ${files} PARENT_SCOPE)
 endfunction()
 
-stagecraft_torch_test(autograd_test 120 unit/autograd/backward_test.cpp)
-stagecraft_torch_test(equivalence_test 600 equivalence/equivalence_test.cpp)
-stagecraft_torch_test(runtime_test 120 unit/runtime/pipeline_test.cpp unit/runtime/pipeline_errors_test.cpp
+stagecraft_torch_test(autograd_test 1 unit/autograd/backward_test.cpp)
+stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp)
+stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/pipeline_errors_test.cpp
                       unit/runtime/memory_test.cpp unit/runtime/replicas_test.cpp
                       unit/stage/microbatches_test.cpp)
-stagecraft_torch_test(conformance_test 120 conformance/transport_test.cpp)
+stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp)
 
 if(STAGECRAFT_HAS_MPI)
   include(mpi_tests.cmake)

@@ -1,11 +1,12 @@
 #include "stagecraft/runtime/pipeline.h"
 
-#include <ATen/ops/stack.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <ranges>
 #include <sstream>
 
 #include "executor.h"
@@ -75,9 +76,9 @@ void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, Ra
 /// Places of the rank's stages, in the order in which their gradients are complete.
 std::vector<std::size_t> completion_order(const Program& program) {
   std::vector<std::size_t> order;
-  for (auto it = program.rbegin(); it != program.rend(); ++it) {
-    if (!gives_weight_gradient(it->kind)) continue;
-    if (std::find(order.begin(), order.end(), it->stage) == order.end()) order.push_back(it->stage);
+  for (const Instruction& instruction : std::views::reverse(program)) {
+    if (!gives_weight_gradient(instruction.kind)) continue;
+    if (std::find(order.begin(), order.end(), instruction.stage) == order.end()) order.push_back(instruction.stage);
   }
   std::reverse(order.begin(), order.end());
   return order;

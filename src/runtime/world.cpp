@@ -44,8 +44,9 @@ World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout ti
 
 std::string World::name() const {
   const std::string own = "rank " + std::to_string(world_rank().value);
-  if (replicas() == 1) return own;
-  return own + " (rank " + std::to_string(rank().value) + " of replica " + std::to_string(replica()) + ")";
+  return replicas() == 1
+             ? own
+             : own + " (rank " + std::to_string(rank().value) + " of replica " + std::to_string(replica()) + ")";
 }
 
 Group World::more_peers() { return {*whole_, peers_.members(), whole_->new_group_id(), timeout_}; }

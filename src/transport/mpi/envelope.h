@@ -45,7 +45,7 @@ struct Envelope {
 };
 
 /// An envelope is never longer.
-inline constexpr std::size_t kEnvelopeBytes = 16 * 1024;
+inline constexpr std::size_t kEnvelopeBytes = std::size_t{16} << 10;
 /// Tensors up to this size travel in the envelope while there is room.
 inline constexpr std::int64_t kInlineBytes = 4096;
 
