@@ -9,7 +9,11 @@
 #include "stagecraft/schedule/action_text.h"  // IWYU pragma: export
 #include "stagecraft/schedule/csv.h"          // IWYU pragma: export
 #include "stagecraft/schedule/generator.h"    // IWYU pragma: export
+#include "stagecraft/sim/cost_file.h"         // IWYU pragma: export
+#include "stagecraft/sim/critical_path.h"     // IWYU pragma: export
 #include "stagecraft/sim/liveness.h"          // IWYU pragma: export
+#include "stagecraft/sim/simulator.h"         // IWYU pragma: export
 #include "stagecraft/sim/step_simulator.h"    // IWYU pragma: export
+#include "stagecraft/sim/what_if.h"           // IWYU pragma: export
 #include "stagecraft/view/render.h"           // IWYU pragma: export
 #include "stagecraft/view/timeline.h"         // IWYU pragma: export
