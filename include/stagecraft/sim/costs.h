@@ -41,7 +41,7 @@ struct NamedLink {
 
 struct Costs {
   /// One for all stages, or one per stage.
-  std::vector<StageCosts> stages = {StageCosts()};
+  std::vector<StageCosts> stages = std::vector<StageCosts>(1);
   /// Of every link that `links` does not name.
   LinkCosts link;
   std::vector<NamedLink> links;
