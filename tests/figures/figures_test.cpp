@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "published.h"
+#include "stagecraft/passes/verify.h"
+#include "stagecraft/plan/planner.h"
 #include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/schedule/message.h"
@@ -128,6 +130,62 @@ TEST(Figures, DualPipeV) {
     EXPECT_DOUBLE_EQ(simulation.makespan - rank.busy, 6);
     EXPECT_DOUBLE_EQ(rank.peak_memory, 9);
   }
+}
+
+/// Little effort: `make figures` searches all rows in earnest.
+PlanResult planned(int p, int m, const Costs& costs, PlacementChoice placement, double limit, double effort) {
+  PlanRequest request;
+  request.ranks = p;
+  request.microbatches = m;
+  request.costs = costs;
+  request.placement = placement;
+  request.memory_limit = limit;
+  request.effort = effort;
+  request.time_budget = 100;
+  PlanResult result = plan(request);
+  EXPECT_TRUE(verify(result.schedule).ok());
+  EXPECT_LE(result.simulation.peak_memory(), limit + 1e-6);
+  return result;
+}
+
+TEST(PlannerFigures, UnitCostsMeetTheBound) {
+  Costs costs;
+  for (const auto& [p, k] : {std::pair{4, 4}, {4, 5}, {4, 6}, {4, 8}, {8, 8}, {8, 10}, {8, 12}, {8, 16}}) {
+    const PlanResult result = planned(p, 3 * p, costs, PlacementChoice::kV, k, 0.5);
+    const double idle = result.simulation.span - 6.0 * 3 * p;
+    EXPECT_DOUBLE_EQ(idle, std::max(0, 6 * p - 1 - 3 * k)) << p << " ranks, " << k << " activations";
+  }
+}
+
+TEST(PlannerFigures, ZeroBubbleInTwiceOneFOneBsMemory) {
+  for (const std::size_t i : {0, 1, 3}) {
+    const auto& row = kZeroBubble[i];
+    const Costs costs = costs_of(row.times, 1, row.weight_gradient_memory());
+    const PlanResult result = planned(row.p, row.m, costs, PlacementChoice::kLinear, 2 * row.p, i == 0 ? 1 : 0.05);
+    EXPECT_LE(result.simulation.bubble_span(), row.zb_2p + kFourDigits) << i;
+  }
+}
+
+TEST(PlannerFigures, ZeroBubbleV) {
+  const auto& row = kZeroBubbleV[3];
+  const PlanResult result = planned(row.p, row.m, costs_of(row.times), PlacementChoice::kV, 2 * row.p, 0.05);
+  EXPECT_LE(result.simulation.bubble_span(), row.zb_v + kFourDigits);
+}
+
+TEST(PlannerFigures, ControllableMemory) {
+  for (const std::size_t i : {0, 1, 2}) {
+    const auto& row = kControllableMemory[i];
+    const PlanResult result = planned(row.p, row.m, costs_of(row.times), PlacementChoice::kV, row.limit, 0.06);
+    EXPECT_LE(result.simulation.bubble_span(), row.best_known + kFourDigits) << i;
+  }
+}
+
+TEST_P(ZeroBubbleFigures, ThePlannerFindsZb1pAndProvesIt) {
+  const auto& row = GetParam();
+  const Costs costs = costs_of(row.times, 1, row.weight_gradient_memory());
+  const PlanResult result = planned(row.p, row.m, costs, PlacementChoice::kLinear, row.p, 0.2);
+  EXPECT_NEAR(result.simulation.bubble_span(), row.zb_1p, kFourDigits);
+  EXPECT_NEAR(result.lower_bound_span, result.simulation.span, 1e-6 * result.simulation.span);
 }
 
 }  // namespace
