@@ -89,6 +89,7 @@ class PlanCommand : public Command {
               "Stages on each rank (default: as the costs have, else 1, or 2 for loop and v)");
     add_number(*parser_, "--time-budget", request_.time_budget, 0.001, "Seconds at most (default: 30)");
     add_number(*parser_, "--effort", request_.effort, 0.001, "How much to search, as a factor (default: 1)");
+    parser_->add_flag("--exact", request_.exact, "Solve exactly afterwards: small cases only, needs the program cbc");
     add_number(*parser_, "--seed", seed_, 0, "Of the search (default: 0)");
     add_count(*parser_, "--threads", request_.threads, "Threads to use (default: one per core)");
     add_output(*parser_, output_);

@@ -34,7 +34,8 @@ void write_plan_report(std::ostream& out, const PlanRequest& request, const Plan
   line(out, "span",
        fmt::format("{:.6g}, bubble {} (largest of a rank, first F to last W)", s.span, percent(s.bubble_span())));
   line(out, "lower bound",
-       fmt::format("{:.6g}, bubble {}", result.lower_bound_span, percent(result.lower_bound_bubble)));
+       fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
+                   result.proven ? ": nothing is shorter" : ""));
   line(out, "makespan", fmt::format("{:.6g}, bubble {}", s.makespan, percent(s.bubble_makespan())));
   line(out, "peak memory",
        request.memory_limit > 0 ? fmt::format("{:.6g} of {:g}", s.peak_memory(), request.memory_limit)
@@ -70,6 +71,7 @@ void write_json_plan_report(std::ostream& out, const PlanRequest& request, const
                {"peak", peak_json(s)},
                {"lower_bound_span", result.lower_bound_span},
                {"lower_bound_bubble", result.lower_bound_bubble},
+               {"proven", result.proven},
                {"found_by", result.origin},
                {"finished", result.finished},
                {"trials", result.trials},

@@ -9,9 +9,11 @@
 #include <thread>
 
 #include "lower_bound.h"
+#include "polish.h"
 #include "search.h"
 #include "seeds.h"
 #include "stagecraft/passes/verify.h"
+#include "stagecraft/plan/exact.h"
 #include "stagecraft/schedule/generator.h"
 
 namespace stagecraft {
@@ -21,6 +23,8 @@ using detail::Problem;
 
 constexpr double kEffort = 1.5e8;    // parts dispatched: some ten seconds on two cores
 constexpr double kMostTrials = 2e5;  // small problems need no more
+constexpr double kPolishEffort = 3e7;
+constexpr double kMostPolish = 3e5;
 constexpr double kTinyMemory = 1e-6;
 
 class Clock {
@@ -138,8 +142,10 @@ class PlacementPlan {
     }
     const auto found = search(problem, all, 1 - done, done, bound_);
     result.trials += found.trials;
-    result.finished = !cancelled();
     take_best(result, found, problem);
+    result.finished = !cancelled();
+    if (request_.exact) solve(result);
+    result.proven = result.proven || result.simulation.span <= bound_ * (1 + 1e-9);
     return result;
   }
 
@@ -198,7 +204,13 @@ class PlacementPlan {
     if (found.outcome.span < HUGE_VAL) {
       detail::Dispatcher dispatcher(problem);
       dispatcher.run(found.policy);
-      result.schedule = to_schedule(placement_, problem.microbatches, dispatcher.rows());
+      std::vector<detail::StepRow> rows = dispatcher.rows();
+      if (found.outcome.span > bound_ * (1 + 1e-9)) {
+        const double parts = 3.0 * problem.stages * problem.microbatches;
+        const double trials = std::min(kMostPolish, kPolishEffort / parts) * std::min(1.0, 10 * request_.effort);
+        detail::polish(problem, rows, request_.seed, static_cast<std::int64_t>(trials), [this] { return cancelled(); });
+      }
+      result.schedule = to_schedule(placement_, problem.microbatches, rows);
       require_valid(result.schedule);
       result.simulation = simulate(result.schedule, request_.costs);
       result.origin = "search";
@@ -213,6 +225,21 @@ class PlacementPlan {
       result.simulation = named.simulation;
       result.origin = named.name;
     }
+  }
+
+  void solve(PlanResult& result) const {
+    const double left = std::max(1.0, budget_ - clock_.seconds());
+    ExactResult exact = solve_exactly(request_.costs, placement_, request_.microbatches, request_.memory_limit,
+                                      result.simulation.span, left);
+    result.proven = exact.proven;
+    if (exact.simulation.span < result.simulation.span * (1 - 1e-6)) {
+      result.schedule = std::move(exact.schedule);
+      result.simulation = std::move(exact.simulation);
+      result.origin = "exact";
+    }
+    if (!result.proven) return;
+    result.lower_bound_span = result.simulation.span;
+    result.lower_bound_bubble = result.simulation.bubble_span();
   }
 
   const PlanRequest& request_;

@@ -38,6 +38,7 @@ class Island {
   void offer(const Policy& policy) { note(policy, try_out(policy)); }
 
   void start_from_best() {
+    if (best_value_ == kNone) return;
     current_ = best_;
     current_value_ = best_value_;
     pairs_.clear();
@@ -71,6 +72,7 @@ class Island {
 
   /// Hill climbing over due times; `heat` is how much worse a step may be, at odds of 1 to e.
   void refine(std::int64_t trials, double heat) {
+    if (current_value_ == kNone) return;
     for (const std::int64_t end = trials_ + trials; trials_ < end && !is_over();) {
       Policy changed = current_;
       if (!pairs_.empty() && random_.uniform() < kPairShare) {
@@ -171,7 +173,15 @@ SearchResult search(const Problem& problem, const std::vector<Policy>& seeds, co
   std::vector<Island> islands;
   islands.reserve(kIslands);
   for (std::size_t i = 0; i < kIslands; ++i) islands.emplace_back(problem, options.seed * kIslands + i, options);
-  for (std::size_t i = 0; i < seeds.size(); ++i) islands[i % kIslands].offer(seeds[i]);
+  for (std::size_t i = 0; i < seeds.size(); ++i) {
+    const bool has_one = i > 0 && by_value(islands).front()->best_outcome().span < HUGE_VAL;
+    if (has_one && options.cancelled()) break;
+    islands[i % kIslands].offer(seeds[i]);
+  }
+  for (Island& island : islands) {
+    const Island& leader = *by_value(islands).front();
+    if (island.best_outcome().span == HUGE_VAL && &leader != &island) island.adopt(leader);
+  }
 
   const double parts = 3.0 * problem.stages * problem.microbatches;
   const auto per_round =

@@ -37,6 +37,8 @@ struct PlanRequest {
   /// How much to search, as a factor.
   double effort = 1;
   std::uint64_t seed = 0;
+  /// Solves exactly afterwards, in what is left of the time budget. For small cases; needs the program `cbc`.
+  bool exact = false;
   /// 0 takes one per core. The result does not depend on it.
   int threads = 0;
   /// Called now and then from the calling thread.
@@ -55,7 +57,7 @@ struct NamedOutcome {
 struct PlanResult {
   Schedule schedule;  ///< Compute-only; it verifies.
   Simulation simulation;
-  std::string origin;  ///< "search", or the name of the known schedule that nothing could beat.
+  std::string origin;  ///< "search", "exact", or the name of the known schedule that nothing could beat.
   /// No schedule with this placement and limit has a smaller span; the bubble that this means.
   double lower_bound_span = 0;
   double lower_bound_bubble = 0;
@@ -66,6 +68,9 @@ struct PlanResult {
   /// False when the time budget or `stop` ended the search: another run may then end elsewhere. True means that the
   /// same request gives the same schedule.
   bool finished = true;
+  /// No schedule with this placement and limit has a smaller span: it meets the lower bound, or the exact solve says
+  /// so.
+  bool proven = false;
 };
 
 /// A memory limit that no schedule can keep.
