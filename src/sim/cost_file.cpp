@@ -34,8 +34,9 @@ constexpr std::array kStageKeys = {
     StageKey{"forward_bytes", &StageCosts::forward_bytes, false},
     StageKey{"backward_bytes", &StageCosts::backward_bytes, false},
 };
-constexpr std::array<std::string_view, 8> kGlobalKeys = {
-    "stages", "latency", "bandwidth", "links", "rank_slowdown", "overlap_factor", "overlap_communication", "comment"};
+constexpr std::array<std::string_view, 9> kGlobalKeys = {
+    "stages", "layers", "latency", "bandwidth", "links", "rank_slowdown", "overlap_factor", "overlap_communication",
+    "comment"};
 constexpr std::array<std::string_view, 4> kLinkKeys = {"from", "to", "latency", "bandwidth"};
 
 std::string shown(const Json& value) {
@@ -46,14 +47,19 @@ std::string shown(const Json& value) {
 
 class Reader {
  public:
-  Costs read(const Json& root) {
+  CostFile read(const Json& root) {
     if (!root.is_object()) {
       complain("costs", fmt::format("got {}, expected an object such as {{\"forward\": 1.0, ...}}", shown(root)));
       finish();
     }
     refuse_unknown(root, "", [](std::string_view key) { return is_stage_key(key) || is_in(kGlobalKeys, key); });
-    Costs costs;
-    read_stages(root, costs);
+    CostFile file;
+    Costs& costs = file.costs;
+    if (root.contains("layers")) {
+      read_layers(root, file);
+    } else {
+      read_stages(root, costs);
+    }
     if (const auto latency = number(root, "latency", "")) costs.link.latency = *latency;
     if (const auto bandwidth = positive(root, "bandwidth", "")) costs.link.bandwidth = *bandwidth;
     if (const auto factor = positive(root, "overlap_factor", "")) costs.overlap_factor = *factor;
@@ -66,7 +72,7 @@ class Reader {
     read_links(root, costs);
     read_slowdown(root, costs);
     finish();
-    return costs;
+    return file;
   }
 
  private:
@@ -171,30 +177,75 @@ class Reader {
   }
 
   void read_long_form(const Json& root, Costs& costs) {
-    for (const StageKey& key : kStageKeys) {
-      if (root.contains(key.name)) complain(std::string(key.name), "stands beside \"stages\": move it into each stage");
-    }
+    refuse_beside(root, "stages");
     const Json& stages = root["stages"];
-    if (!stages.is_array() || stages.empty()) {
-      complain("stages", fmt::format("got {}, expected a list with one object per stage", shown(stages)));
-      return;
-    }
+    if (!is_list(stages, "stages")) return;
     costs.stages.clear();
     for (std::size_t s = 0; s < stages.size(); ++s) {
-      const std::string prefix = fmt::format("stages[{}].", s);
-      StageCosts& stage = costs.stages.emplace_back();
-      if (!stages[s].is_object()) {
-        complain(fmt::format("stages[{}]", s), fmt::format("got {}, expected an object", shown(stages[s])));
-        continue;
-      }
-      refuse_unknown(stages[s], prefix, is_stage_key);
-      for (const StageKey& key : kStageKeys) {
-        const std::string name(key.name);
-        if (const auto cost = number(stages[s], name, prefix)) stage.*key.field = *cost;
-        if (key.required && !stages[s].contains(name)) complain(prefix + name, "is missing: give a number");
-      }
-      complete(stage, stages[s].contains("backward"), stages[s].contains("weight_gradient_memory"));
+      costs.stages.push_back(stage_of(stages[s], fmt::format("stages[{}]", s), is_stage_key));
     }
+  }
+
+  void read_layers(const Json& root, CostFile& file) {
+    refuse_beside(root, "layers");
+    if (root.contains("stages")) complain("stages", "stands beside \"layers\": give one of them");
+    const Json& layers = root["layers"];
+    if (!is_list(layers, "layers")) return;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const std::string key = fmt::format("layers[{}]", i);
+      Layer layer;
+      layer.costs = stage_of(layers[i], key, [](std::string_view name) {
+        return is_stage_key(name) || name == "name" || name == "repeat";
+      });
+      if (!layers[i].is_object()) continue;
+      if (layers[i].contains("name")) {
+        const Json& name = layers[i]["name"];
+        if (!name.is_string()) complain(key + ".name", fmt::format("got {}, expected a text", shown(name)));
+        if (name.is_string()) layer.name = name.get<std::string>();
+      }
+      std::uint64_t repeat = 1;
+      if (layers[i].contains("repeat")) {
+        const Json& count = layers[i]["repeat"];
+        const bool good =
+            count.is_number_unsigned() && count.get<std::uint64_t>() >= 1 && count.get<std::uint64_t>() <= 10000;
+        if (!good)
+          complain(key + ".repeat", fmt::format("got {}, expected a whole number from 1 to 10000", shown(count)));
+        if (good) repeat = count.get<std::uint64_t>();
+      }
+      file.layers.insert(file.layers.end(), repeat, layer);
+    }
+  }
+
+  void refuse_beside(const Json& root, const std::string& list) {
+    for (const StageKey& key : kStageKeys) {
+      if (!root.contains(key.name)) continue;
+      complain(std::string(key.name), fmt::format("stands beside \"{}\": move it into each of them", list));
+    }
+  }
+
+  bool is_list(const Json& value, const std::string& key) {
+    if (value.is_array() && !value.empty()) return true;
+    complain(key, fmt::format("got {}, expected a list of objects", shown(value)));
+    return false;
+  }
+
+  /// An object with the keys of one stage, or of one layer.
+  template <typename Known>
+  StageCosts stage_of(const Json& object, const std::string& key, Known&& known) {
+    StageCosts stage;
+    if (!object.is_object()) {
+      complain(key, fmt::format("got {}, expected an object", shown(object)));
+      return stage;
+    }
+    const std::string prefix = key + ".";
+    refuse_unknown(object, prefix, known);
+    for (const StageKey& field : kStageKeys) {
+      const std::string name(field.name);
+      if (const auto cost = number(object, name, prefix)) stage.*field.field = *cost;
+      if (field.required && !object.contains(name)) complain(prefix + name, "is missing: give a number");
+    }
+    complete(stage, object.contains("backward"), object.contains("weight_gradient_memory"));
+    return stage;
   }
 
   void read_links(const Json& root, Costs& costs) {
@@ -244,7 +295,7 @@ class Reader {
 
 }  // namespace
 
-Costs parse_costs(std::string_view json) {
+CostFile parse_cost_file(std::string_view json) {
   Json root;
   try {
     root = Json::parse(json);
@@ -256,6 +307,14 @@ Costs parse_costs(std::string_view json) {
     throw InvalidArgument("a number is too large for a double: costs must be finite");
   }
   return Reader().read(root);
+}
+
+Costs parse_costs(std::string_view json) {
+  CostFile file = parse_cost_file(json);
+  if (file.layers.empty()) return std::move(file.costs);
+  throw InvalidArgument(
+      "layers: costs by stage are needed here: 'stagecraft plan' cuts layers into stages, and its "
+      "--stage-costs writes their costs");
 }
 
 std::string costs_to_json(const Costs& costs) {

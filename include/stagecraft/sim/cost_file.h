@@ -10,6 +10,21 @@
 /// documented in docs/guide/planning.md.
 namespace stagecraft {
 
+/// A piece of the model that is never cut, as "layers" lists them: stages are made of consecutive ones.
+struct Layer {
+  std::string name;
+  StageCosts costs;
+};
+
+/// A file holds stages or layers. With layers, `costs` has everything but the stages.
+struct CostFile {
+  Costs costs;
+  std::vector<Layer> layers;
+};
+
+/// As `parse_costs`, and takes layers too.
+CostFile parse_cost_file(std::string_view json);
+
 /// Throws InvalidArgument. Its message has a line per problem, each with the key: unknown, missing, negative, infinite,
 /// of the wrong type, lists of different lengths.
 Costs parse_costs(std::string_view json);

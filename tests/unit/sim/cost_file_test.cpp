@@ -69,6 +69,21 @@ TEST(CostFile, NamesTheStageAndTheLink) {
   EXPECT_THAT(text, Not(HasSubstr("stages[0]")));
 }
 
+TEST(CostFile, LayersMayRepeat) {
+  const CostFile file = parse_cost_file(R"({"layers": [
+    {"name": "embedding", "forward": 1, "backward_input": 1, "backward_weight": 1},
+    {"name": "block", "repeat": 3, "forward": 2, "backward_input": 2, "backward_weight": 2}], "latency": 0.5})");
+  ASSERT_EQ(file.layers.size(), 4U);
+  EXPECT_EQ(file.layers[3].name, "block");
+  EXPECT_EQ(file.layers[3].costs.backward, 4);
+  EXPECT_EQ(file.costs.link.latency, 0.5);
+  EXPECT_THAT(problems(R"({"layers": [{"forward": 1, "backward_input": 1, "backward_weight": 1}]})"),
+              HasSubstr("stagecraft plan"));
+  EXPECT_THAT(problems(R"({"layers": [{"forward": -1, "backward_input": 1, "repeat": 0}], "forward": 2})"),
+              AllOf(HasSubstr("layers[0].forward: got -1"), HasSubstr("layers[0].backward_weight: is missing"),
+                    HasSubstr("layers[0].repeat: got 0"), HasSubstr("forward: stands beside")));
+}
+
 TEST(CostFile, RefusesOtherText) {
   EXPECT_THAT(problems("{\n\"forward\": \n,}"), HasSubstr("line 3"));
   EXPECT_THAT(problems("[1]"), HasSubstr("expected an object"));
