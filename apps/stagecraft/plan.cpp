@@ -92,6 +92,8 @@ class PlanCommand : public Command {
     parser_->add_flag("--exact", request_.exact, "Solve exactly afterwards: small cases only, needs the program cbc");
     add_number(*parser_, "--seed", seed_, 0, "Of the search (default: 0)");
     add_count(*parser_, "--threads", request_.threads, "Threads to use (default: one per core)");
+    parser_->add_option("--stage-costs", stage_costs_, "With costs by layer: write the costs of the stages to FILE")
+        ->type_name(std::string(kFileType));
     add_output(*parser_, output_);
     add_choice(
         *parser_, "--format", format_, kFormats,
@@ -101,46 +103,59 @@ class PlanCommand : public Command {
   }
 
   int run() override {
-    request_.costs = read_costs(costs_);
+    const CostFile file = read_cost_file(costs_);
+    request_.costs = file.costs;
     request_.seed = static_cast<std::uint64_t>(seed_);
     request_.placement = placement_ == "linear" ? PlacementChoice::kLinear
                          : placement_ == "loop" ? PlacementChoice::kLoop
                          : placement_ == "v"    ? PlacementChoice::kV
                                                 : PlacementChoice::kAny;
-    const PlanResult result = search();
-    write(result);
+    if (file.layers.empty() && !stage_costs_.empty()) {
+      throw Failure(kUnusable, "--stage-costs is for costs by layer, but the costs are by stage already: leave it out");
+    }
+    Cuts cuts;
+    const PlanResult result = search(file.layers, cuts);
+    write(result, cuts);
+    if (!stage_costs_.empty()) {
+      write_output(stage_costs_, [&](std::ostream& out) { out << costs_to_json(request_.costs); });
+    }
     return kOk;
   }
 
  private:
-  PlanResult search() {
+  PlanResult search(const std::vector<Layer>& layers, Cuts& cuts) {
     const InterruptGuard guard;
     ProgressLine line;
     request_.progress = [&](const PlanProgress& progress) { line.show(progress); };
     request_.stop = [] { return interrupted.load(); };
-    return plan(request_);
+    if (layers.empty()) return plan(request_);
+    PartitionPlan found = plan_partition(layers, request_);
+    cuts = std::move(found.cuts);
+    request_.costs = std::move(found.costs);
+    return std::move(found.plan);
   }
 
-  void write(const PlanResult& result) const {
+  void write(const PlanResult& result, const Cuts& cuts) const {
     const std::string format = choose_format(format_, output_, kFormats, "table");
     if (format == "none") return;
     write_output(output_, [&](std::ostream& out) {
       if (format == "csv") return write_csv(out, result.schedule);
-      if (format == "json") return write_json_plan_report(out, request_, result);
+      if (format == "json") return write_json_plan_report(out, request_, result, cuts);
       if (format == "svg") {
         const Simulation kept = simulate(result.schedule, request_.costs, {.keep_times = true, .keep_memory = true});
         return write_simulation_svg(out, result.schedule, kept);
       }
-      write_plan_report(out, request_, result);
+      write_plan_report(out, request_, result, cuts);
     });
     const bool schedule_in_file = (format == "csv" || format == "svg") && output_ != "-";
     if (schedule_in_file) {
-      write_output("-", [&](std::ostream& out) { write_plan_report(out, request_, result); });
+      write_output("-", [&](std::ostream& out) { write_plan_report(out, request_, result, cuts); });
     }
   }
 
   PlanRequest request_;
   std::string costs_;
+  std::string stage_costs_;
   std::string placement_ = "any";
   double seed_ = 0;
   std::string output_ = "-";

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <fmt/ranges.h>
 
 namespace stagecraft::cli {
 namespace {
@@ -26,11 +27,13 @@ Json peak_json(const Simulation& simulation) {
 
 }  // namespace
 
-void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result) {
+void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
   const Simulation& s = result.simulation;
   line(out, "ranks", std::to_string(request.ranks));
   line(out, "stages", fmt::format("{}, placement {}", result.schedule.stages(), result.schedule.placement.style()));
   line(out, "microbatches", std::to_string(request.microbatches));
+  if (!cuts.empty())
+    line(out, "layers", fmt::format("stages begin at {}", fmt::join(cuts.begin(), cuts.end() - 1, " ")));
   line(out, "span",
        fmt::format("{:.6g}, bubble {} (largest of a rank, first F to last W)", s.span, percent(s.bubble_span())));
   line(out, "lower bound",
@@ -57,7 +60,7 @@ void write_plan_report(std::ostream& out, const PlanRequest& request, const Plan
   }
 }
 
-void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result) {
+void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
   const Simulation& s = result.simulation;
   Json json = {{"ranks", request.ranks},
                {"stages", result.schedule.stages()},
@@ -71,6 +74,7 @@ void write_json_plan_report(std::ostream& out, const PlanRequest& request, const
                {"peak", peak_json(s)},
                {"lower_bound_span", result.lower_bound_span},
                {"lower_bound_bubble", result.lower_bound_bubble},
+               {"cuts", cuts.empty() ? Json() : Json(cuts)},
                {"proven", result.proven},
                {"found_by", result.origin},
                {"finished", result.finished},

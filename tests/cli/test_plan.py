@@ -69,6 +69,17 @@ class Plan(CommandCase):
         else:
             self.fail("it solved without a solver")
 
+    def test_layers_are_cut_into_stages(self):
+        block = {"forward": 1, "backward_input": 1, "backward_weight": 0.5, "repeat": 10}
+        self.file("costs.json", json.dumps({"layers": [block, {**block, "repeat": 1, "forward": 3}], "latency": 0.1}))
+        report = json.loads(self.output(*self.plan("--format", "json", "--placement", "v", "--stage-costs", "stages.json",
+                                                   ranks=2)))
+        self.assertEqual((report["cuts"][0], report["cuts"][-1], len(report["cuts"])), (0, 11, 5))
+        csv = self.output(*self.plan("--format", "csv", "--placement", "v", ranks=2))
+        simulated = json.loads(self.output("simulate", "-", "--costs", "stages.json", "--format", "json", input=csv))
+        self.assertEqual(simulated["span"], report["span"])
+        self.assert_error(self.command(*self.plan(ranks=64)), UNUSABLE, "11 layers cannot make 64 stages")
+
     def test_ctrl_c_gives_the_best_so_far(self):
         args = self.plan("--placement", "v", "--memory-limit", 30, "--time-budget", 60, "-o", "planned.csv", ranks=24,
                          microbatches=72, effort=50)
