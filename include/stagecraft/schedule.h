@@ -6,6 +6,8 @@
 #include "stagecraft/core/version.h"          // IWYU pragma: export
 #include "stagecraft/passes/pass.h"           // IWYU pragma: export
 #include "stagecraft/passes/verify.h"         // IWYU pragma: export
+#include "stagecraft/plan/exact.h"            // IWYU pragma: export
+#include "stagecraft/plan/partition.h"        // IWYU pragma: export
 #include "stagecraft/plan/planner.h"          // IWYU pragma: export
 #include "stagecraft/schedule/action_text.h"  // IWYU pragma: export
 #include "stagecraft/schedule/csv.h"          // IWYU pragma: export

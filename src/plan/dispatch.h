@@ -9,9 +9,6 @@ namespace stagecraft::detail {
 struct Outcome {
   double span = std::numeric_limits<double>::infinity();  ///< Largest of any rank; infinite when it got stuck.
   double mean_span = std::numeric_limits<double>::infinity();
-
-  /// The span decides; of equal ones, that in which the other ranks have more room.
-  [[nodiscard]] double score() const { return span + 1e-3 * mean_span; }
 };
 
 /// A list scheduler on a common clock. A rank that is free takes what is ready and due first, within the policy's

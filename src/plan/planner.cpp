@@ -22,7 +22,7 @@ namespace {
 
 using detail::Problem;
 
-constexpr double kEffort = 1.5e8;    // parts dispatched: some ten seconds on two cores
+constexpr double kEffort = 2e8;      // parts dispatched: some fifteen seconds on two cores
 constexpr double kMostTrials = 2e5;  // small problems need no more
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
@@ -81,7 +81,7 @@ Schedule to_schedule(const Placement& placement, int microbatches, const std::ve
 class PlacementPlan {
  public:
   PlacementPlan(const PlanRequest& request, const Placement& placement, const Clock& clock, double budget)
-      : request_(request), placement_(placement), clock_(clock), budget_(budget) {}
+      : request_(request), placement_(placement), clock_(clock), budget_(budget), deadline_(budget) {}
 
   PlanResult run() {
     PlanResult result;
@@ -98,25 +98,33 @@ class PlacementPlan {
     double done = 0;
     if (problem.microbatches > fewer + problem.ranks / 2) {
       const Problem small(request_.costs, placement_, fewer, request_.memory_limit);
+      // On a slow machine it must leave time to continue its result.
+      deadline_ = clock_.seconds() + 0.4 * (budget_ - clock_.seconds());
       const auto found = search(small, starting_points(small, nullptr), 0.5, 0, detail::lower_bound(small));
+      result.finished = !cancelled();
+      deadline_ = budget_;
       result.trials += found.trials;
       if (found.outcome.span < HUGE_VAL) {
-        detail::add_variants(all, problem, extended(found.policy, small, problem));
-        all.push_back(extended(found.policy, small, problem));
+        detail::Dispatcher dispatcher(small);
+        dispatcher.run(found.policy);
+        detail::Policy exact = found.policy;
+        exact.due = dispatcher.starts();
+        detail::add_extended(all, exact, small, problem);
+        detail::add_extended(all, found.policy, small, problem);
       }
       done = 0.5;
     }
     const auto found = search(problem, all, 1 - done, done, bound_);
     result.trials += found.trials;
     take_best(result, found, problem);
-    result.finished = !cancelled();
+    result.finished = result.finished && !cancelled();
     if (request_.exact) solve(result);
     result.proven = result.proven || result.simulation.span <= bound_ * (1 + 1e-9);
     return result;
   }
 
  private:
-  [[nodiscard]] bool cancelled() const { return clock_.seconds() > budget_ || (request_.stop && request_.stop()); }
+  [[nodiscard]] bool cancelled() const { return clock_.seconds() > deadline_ || (request_.stop && request_.stop()); }
 
   [[nodiscard]] bool fits(const Simulation& simulation) const {
     return request_.memory_limit == 0 || simulation.peak_memory() <= request_.memory_limit + kTinyMemory;
@@ -125,6 +133,8 @@ class PlacementPlan {
   /// Policies from every known schedule of this placement; their outcomes too, if `result` is given.
   std::vector<detail::Policy> starting_points(const Problem& problem, PlanResult* result) {
     std::vector<detail::Policy> seeds;
+    // Without slack limits the plain block always finds a way, however little memory there is.
+    detail::add_variants(seeds, problem, detail::policy_of(problem, detail::Block()));
     const int v = placement_.stages() / placement_.ranks();
     for (const Generator* generator : generators()) {
       if (v < generator->min_stages_per_rank || v > generator->max_stages_per_rank) continue;
@@ -164,6 +174,10 @@ class PlacementPlan {
     return detail::search(problem, seeds, options);
   }
 
+  static bool has_fitting(const std::vector<NamedOutcome>& named) {
+    return std::any_of(named.begin(), named.end(), [](const NamedOutcome& outcome) { return outcome.fits; });
+  }
+
   /// The search's schedule, or a known one that is better: those may use full backwards and overlaps, which the search
   /// does not.
   void take_best(PlanResult& result, const detail::SearchResult& found, const Problem& problem) const {
@@ -181,6 +195,8 @@ class PlacementPlan {
       result.simulation = simulate(result.schedule, request_.costs);
       result.origin = "search";
     }
+    if (result.origin.empty() && !has_fitting(result.named))
+      throw InternalError("the planner found no schedule at all");
     for (const NamedOutcome& named : result.named) {
       const bool better = result.origin.empty() || named.simulation.span < result.simulation.span * (1 - 1e-12);
       if (!named.fits || !better) continue;
@@ -212,6 +228,7 @@ class PlacementPlan {
   const Placement& placement_;
   const Clock& clock_;
   double budget_;
+  double deadline_;  // of the part of the search that runs
   double bound_ = 0;
   double work_ = 0;  // of the mean rank
 };

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kIslands = 2;
 constexpr int kRounds = 24;
-constexpr int kStaleRounds = 8;       // without any gain end the search
+constexpr int kStaleRounds = 10;      // without any gain end the search
 constexpr double kBlockShare = 0.35;  // of the effort: the rest refines due times
 constexpr int kPatience = 250;        // fruitless changes of a block before a new one is drawn
 constexpr double kMeanWeight = 0.02;  // of the mean span in what a search compares: a way across plateaus

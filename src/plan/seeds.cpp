@@ -1,6 +1,31 @@
 #include "seeds.h"
 
 namespace stagecraft::detail {
+namespace {
+
+/// Microbatches before `begin` as they were, those at the end too, and in between the one at `begin` again and again.
+Policy extended(const Policy& policy, const Problem& from, const Problem& to, std::size_t begin) {
+  const auto few = static_cast<std::size_t>(from.microbatches);
+  const auto many = static_cast<std::size_t>(to.microbatches);
+  const double added = from.unit * static_cast<double>(many - few);
+  Policy longer = policy;
+  for (std::size_t part = 0; part < policy.due.size(); ++part) {
+    std::vector<double>& due = longer.due[part];
+    due.resize(static_cast<std::size_t>(to.stages) * many);
+    for (std::size_t s = 0; s < static_cast<std::size_t>(to.stages); ++s) {
+      const double* old = &policy.due[part][s * few];
+      for (std::size_t j = 0; j < many; ++j) {
+        const std::size_t from_end = many - j;
+        due[s * many + j] = j < begin                 ? old[j]
+                            : from_end <= few - begin ? old[few - from_end] + added
+                                                      : old[begin] + from.unit * static_cast<double>(j - begin);
+      }
+    }
+  }
+  return longer;
+}
+
+}  // namespace
 
 Policy policy_from(const Problem& problem, const Schedule& schedule, const Simulation& simulation) {
   const auto m = static_cast<std::size_t>(problem.microbatches);
@@ -36,26 +61,12 @@ void add_variants(std::vector<Policy>& seeds, const Problem& problem, const Poli
   }
 }
 
-Policy extended(const Policy& policy, const Problem& from, const Problem& to) {
-  const auto few = static_cast<std::size_t>(from.microbatches);
-  const auto many = static_cast<std::size_t>(to.microbatches);
-  const std::size_t half = few / 2;
-  const double added = from.unit * static_cast<double>(many - few);
-  Policy longer = policy;
-  for (std::size_t part = 0; part < policy.due.size(); ++part) {
-    std::vector<double>& due = longer.due[part];
-    due.resize(static_cast<std::size_t>(to.stages) * many);
-    for (std::size_t s = 0; s < static_cast<std::size_t>(to.stages); ++s) {
-      const double* old = &policy.due[part][s * few];
-      for (std::size_t j = 0; j < many; ++j) {
-        const std::size_t from_end = many - j;
-        due[s * many + j] = j < half                 ? old[j]
-                            : from_end <= few - half ? old[few - from_end] + added
-                                                     : old[half] + from.unit * static_cast<double>(j - half);
-      }
-    }
+void add_extended(std::vector<Policy>& seeds, const Policy& policy, const Problem& from, const Problem& to) {
+  constexpr std::size_t kPoints = 12;
+  for (std::size_t point = 2; point + 1 < kPoints; ++point) {
+    const std::size_t begin = static_cast<std::size_t>(from.microbatches) * point / kPoints;
+    seeds.push_back(extended(policy, from, to, begin));
   }
-  return longer;
 }
 
 }  // namespace stagecraft::detail

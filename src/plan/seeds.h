@@ -13,7 +13,8 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
 /// The policy, kept more or less strictly.
 void add_variants(std::vector<Policy>& seeds, const Problem& problem, const Policy& policy);
 
-/// A policy for more microbatches: beginning and end as they were, the middle repeated.
-Policy extended(const Policy& policy, const Problem& from, const Problem& to);
+/// Policies for more microbatches: beginning and end as they were, and the middle repeated, from several points on.
+/// Which point is right depends on how many microbatches are under way; the others make poor schedules.
+void add_extended(std::vector<Policy>& seeds, const Policy& policy, const Problem& from, const Problem& to);
 
 }  // namespace stagecraft::detail

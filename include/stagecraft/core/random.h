@@ -10,7 +10,11 @@ namespace stagecraft {
 /// platform, which the distributions of the standard library do not promise.
 class Random {
  public:
-  void seed(std::uint64_t value) { state_ = value * 0x9e3779b97f4a7c15ULL + 1; }
+  /// Neighbouring seeds must not give one sequence shifted by a step, so the state is a number of the seed's sequence.
+  void seed(std::uint64_t value) {
+    state_ = value;
+    state_ = next();
+  }
 
   std::uint64_t next() {
     std::uint64_t z = state_ += 0x9e3779b97f4a7c15ULL;
