@@ -10,11 +10,11 @@ JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 PACKAGES := cmake ninja-build g++ ccache mold \
-  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev
+  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev coinor-cbc
 TEST_PACKAGES := clang libclang-rt-dev zsh libmpich-dev mpich
 LINT_PACKAGES := clang clang-format clang-tidy
 
-.PHONY: help setup packages torch build demo test test-all test-release test-asan test-tsan test-fuzz bench lint pictures clean
+.PHONY: help setup packages torch build demo test test-all test-release test-asan test-tsan test-fuzz bench figures lint pictures clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ bench: setup build  ## Ours beside the installed torch, ratios printed, written 
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
 	  exit $$failed
+
+figures: packages  ## Search every published row anew and write docs/planner.md (about ten minutes)
+	@cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) --target write_figures
+	@build/bin/write_figures docs/planner.md
 
 pictures: build  ## Redraw the pictures of the README with the program itself
 	@bash docs/images/draw.sh build/bin/stagecraft docs/images

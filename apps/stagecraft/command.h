@@ -34,6 +34,10 @@ std::unique_ptr<Command> make_schedule_command(CLI::App& program);
 std::unique_ptr<Command> make_lower_command(CLI::App& program);
 std::unique_ptr<Command> make_check_command(CLI::App& program);
 std::unique_ptr<Command> make_show_command(CLI::App& program);
+std::unique_ptr<Command> make_costs_command(CLI::App& program);
+std::unique_ptr<Command> make_simulate_command(CLI::App& program);
+std::unique_ptr<Command> make_compare_command(CLI::App& program);
+std::unique_ptr<Command> make_plan_command(CLI::App& program);
 std::unique_ptr<Command> make_completion_command(CLI::App& program);
 
 }  // namespace stagecraft::cli

@@ -24,7 +24,7 @@ std::string_view remedy(int error) {
     case ENOENT:
       return "check the path, or give - to read standard input";
     case EISDIR:
-      return "give a schedule in CSV, one file";
+      return "give a file";
     case EACCES:
     case EPERM:
       return "ask for permission to read it";
@@ -91,6 +91,17 @@ std::vector<Row> read_rows(const std::string& path) {
                                          source_name(path)));
   }
   return rows;
+}
+
+std::string read_text(const std::string& path) {
+  constexpr std::size_t kMost = std::size_t{64} << 20;
+  InputFile file(path);
+  std::string text;
+  for (std::string_view block = file.next_block(); !block.empty(); block = file.next_block()) {
+    text += block;
+    if (text.size() > kMost) throw Failure(kUnusable, fmt::format("{}: it has more than 64 MiB", source_name(path)));
+  }
+  return text;
 }
 
 Schedule read_schedule(const std::string& path) { return Schedule::from_rows(read_rows(path), schedule_name(path)); }

@@ -17,6 +17,10 @@ std::vector<Row> read_rows(const std::string& path);
 /// As above, with stages and microbatches worked out and named after the file. Throws ScheduleError too.
 Schedule read_schedule(const std::string& path);
 
+/// All of another text file, or of standard input for "-". Throws Failure when it cannot be read or has more than 64
+/// MiB.
+std::string read_text(const std::string& path);
+
 /// The name a schedule read from `path` gets: the file's without folder and extension.
 std::string schedule_name(const std::string& path);
 

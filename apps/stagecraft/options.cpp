@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -57,6 +58,18 @@ CLI::Option* add_choice(CLI::App& parser, const std::string& flags, std::string&
 
 CLI::Option* add_count(CLI::App& parser, const std::string& flags, int& target, const std::string& description) {
   const auto check = [=, &target](const std::string& text) { target = to_count(first_name(flags), text); };
+  return parser.add_option_function<std::string>(flags, check, description)->type_name(std::string(kNumberType));
+}
+
+CLI::Option* add_number(CLI::App& parser, const std::string& flags, double& target, double least,
+                        const std::string& description) {
+  const auto check = [=, &target](const std::string& text) {
+    const char* end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, target);
+    if (error != std::errc() || last != end || !std::isfinite(target) || target < least) {
+      throw CLI::ValidationError(first_name(flags), fmt::format("'{}' is not a number from {} up", text, least));
+    }
+  };
   return parser.add_option_function<std::string>(flags, check, description)->type_name(std::string(kNumberType));
 }
 

@@ -28,6 +28,10 @@ CLI::Option* add_choice(CLI::App& parser, const std::string& flags, std::string&
 /// 1 and up.
 CLI::Option* add_count(CLI::App& parser, const std::string& flags, int& target, const std::string& description);
 
+/// A finite number, not below `least`.
+CLI::Option* add_number(CLI::App& parser, const std::string& flags, double& target, double least,
+                        const std::string& description);
+
 /// A comma-separated list of known passes.
 CLI::Option* add_passes(CLI::App& parser, std::string& target, const std::string& description);
 

@@ -11,7 +11,7 @@ import unittest
 
 from command_case import OK, TIMEOUT, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "completion"]
 
 
 class Bash(CommandCase):
@@ -37,7 +37,7 @@ class Bash(CommandCase):
 
     def test_commands_and_options_of_the_program(self):
         self.assertEqual([word for word in self.complete("") if not word.startswith("-")], COMMANDS)
-        self.assertEqual(self.complete("s"), ["schedule", "show"])
+        self.assertEqual(self.complete("s"), ["schedule", "show", "simulate"])
         self.assertEqual(self.complete("--v"), ["--version"])
 
     def test_options_are_those_of_the_help(self):

@@ -5,7 +5,7 @@ import unittest
 
 from command_case import UNUSABLE, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "completion"]
 
 
 class Usage(CommandCase):

@@ -1,0 +1,95 @@
+#include "plan_report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+#include <fmt/ranges.h>
+
+namespace stagecraft::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void line(std::ostream& out, std::string_view label, std::string_view value) {
+  fmt::print(out, "{:<16} {}\n", label, value);
+}
+
+std::string percent(double part) { return fmt::format("{:.2f}%", 100 * part); }
+
+Json peak_json(const Simulation& simulation) {
+  Json per_rank = Json::array();
+  for (const RankOutcome& rank : simulation.ranks) per_rank.push_back(rank.peak_memory);
+  return {{"max", simulation.peak_memory()}, {"per_rank", per_rank}};
+}
+
+}  // namespace
+
+void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
+  const Simulation& s = result.simulation;
+  line(out, "ranks", std::to_string(request.ranks));
+  line(out, "stages", fmt::format("{}, placement {}", result.schedule.stages(), result.schedule.placement.style()));
+  line(out, "microbatches", std::to_string(request.microbatches));
+  if (!cuts.empty())
+    line(out, "layers", fmt::format("stages begin at {}", fmt::join(cuts.begin(), cuts.end() - 1, " ")));
+  line(out, "span",
+       fmt::format("{:.6g}, bubble {} (largest of a rank, first F to last W)", s.span, percent(s.bubble_span())));
+  line(out, "lower bound",
+       fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
+                   result.proven ? ": nothing is shorter" : ""));
+  line(out, "makespan", fmt::format("{:.6g}, bubble {}", s.makespan, percent(s.bubble_makespan())));
+  line(out, "peak memory",
+       request.memory_limit > 0 ? fmt::format("{:.6g} of {:g}", s.peak_memory(), request.memory_limit)
+                                : fmt::format("{:.6g}", s.peak_memory()));
+  line(out, "found by", result.origin);
+  line(out, "search",
+       fmt::format("{} trials in {:.1f} s, {}", result.trials, result.seconds,
+                   result.finished ? "finished" : "ended early: another run may end elsewhere"));
+  if (result.named.empty()) return;
+  fmt::print(out, "\n{:<22}  {:>8}  {:>10}  {:>10}\n", "KNOWN SCHEDULE", "BUBBLE", "SPAN", "PEAK");
+  std::vector<const NamedOutcome*> order;
+  for (const NamedOutcome& named : result.named) order.push_back(&named);
+  std::stable_sort(order.begin(), order.end(), [](const NamedOutcome* a, const NamedOutcome* b) {
+    return a->simulation.span < b->simulation.span;
+  });
+  for (const NamedOutcome* named : order) {
+    fmt::print(out, "{:<22}  {:>8}  {:>10.6g}  {:>10.6g}{}\n", named->name, percent(named->simulation.bubble_span()),
+               named->simulation.span, named->simulation.peak_memory(), named->fits ? "" : "  does not fit");
+  }
+}
+
+void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
+  const Simulation& s = result.simulation;
+  Json json = {{"ranks", request.ranks},
+               {"stages", result.schedule.stages()},
+               {"microbatches", request.microbatches},
+               {"placement", result.schedule.placement.style()},
+               {"memory_limit", request.memory_limit > 0 ? Json(request.memory_limit) : Json()},
+               {"makespan", s.makespan},
+               {"span", s.span},
+               {"bubble_makespan", s.bubble_makespan()},
+               {"bubble_span", s.bubble_span()},
+               {"peak", peak_json(s)},
+               {"lower_bound_span", result.lower_bound_span},
+               {"lower_bound_bubble", result.lower_bound_bubble},
+               {"cuts", cuts.empty() ? Json() : Json(cuts)},
+               {"proven", result.proven},
+               {"found_by", result.origin},
+               {"finished", result.finished},
+               {"trials", result.trials},
+               {"seconds", result.seconds},
+               {"seed", request.seed},
+               {"named", Json::array()}};
+  for (const NamedOutcome& named : result.named) {
+    json["named"].push_back({{"name", named.name},
+                             {"span", named.simulation.span},
+                             {"bubble_span", named.simulation.bubble_span()},
+                             {"peak", named.simulation.peak_memory()},
+                             {"fits", named.fits}});
+  }
+  out << json.dump(2) << '\n';
+}
+
+}  // namespace stagecraft::cli

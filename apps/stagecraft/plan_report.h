@@ -1,0 +1,13 @@
+#pragma once
+
+#include <iosfwd>
+
+#include "stagecraft/plan/partition.h"
+
+namespace stagecraft::cli {
+
+/// What the planner found, beside every known schedule and the lower bound; `cuts` is empty unless layers were cut.
+void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts);
+void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts);
+
+}  // namespace stagecraft::cli

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "stagecraft/sim/simulator.h"
+
+namespace stagecraft {
+
+struct ExactResult {
+  Schedule schedule;
+  Simulation simulation;
+  /// Whether the span is proven to be the smallest there is; else the time ran out, and it is the best found.
+  bool proven = false;
+};
+
+/// The smallest span, by a mixed-integer program that the COIN-OR CBC solver (the program `cbc`) works on for at most
+/// `seconds`. For small cases only: about 4 ranks and 6 microbatches. `known_span` is that of any schedule that is
+/// known to be possible. `memory_limit` 0 means none. Throws InvalidArgument when there is no `cbc`, when the case is
+/// too large, or when no schedule was found in time.
+ExactResult solve_exactly(const Costs& costs, const Placement& placement, int microbatches, double memory_limit,
+                          double known_span, double seconds);
+
+}  // namespace stagecraft

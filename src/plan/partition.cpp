@@ -1,0 +1,188 @@
+#include "stagecraft/plan/partition.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "placements.h"
+
+namespace stagecraft {
+namespace {
+
+constexpr double kQuickEffort = 5e-4;    // to compare two partitions
+constexpr double kMostQuickParts = 2e4;  // of a schedule, beyond which comparing takes too long
+constexpr int kMostMoves = 40;
+
+double work_of(const StageCosts& costs) { return costs.forward + costs.backward_input + costs.backward_weight; }
+
+/// Work of the layers before each one, for sums over ranges.
+std::vector<double> prefix_sums(const std::vector<Layer>& layers) {
+  std::vector<double> sums = {0};
+  for (const Layer& layer : layers) sums.push_back(sums.back() + work_of(layer.costs));
+  return sums;
+}
+
+/// The largest work of any rank, and as a way across ties the sum of squares.
+std::pair<double, double> load_of(const std::vector<double>& sums, const Cuts& cuts, const Placement& placement,
+                                  const Costs& costs) {
+  std::vector<double> loads(static_cast<std::size_t>(placement.ranks()));
+  for (int s = 0; s < placement.stages(); ++s) {
+    const RankId rank = placement.rank_of(StageId(s));
+    const auto at = static_cast<std::size_t>(s);
+    loads[rank.index()] += costs.slowdown(rank) *
+                           (sums[static_cast<std::size_t>(cuts[at + 1])] - sums[static_cast<std::size_t>(cuts[at])]);
+  }
+  double squares = 0;
+  for (const double load : loads) squares += load * load;
+  return {*std::max_element(loads.begin(), loads.end()), squares};
+}
+
+/// Minimises the largest stage: `least[s][l]` is the best for the first s stages with the first l layers.
+Cuts even_cuts(const std::vector<double>& sums, const Placement& placement, const Costs& costs) {
+  const std::size_t layers = sums.size() - 1;
+  const auto stages = static_cast<std::size_t>(placement.stages());
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> least(stages + 1, std::vector<double>(layers + 1, kNever));
+  std::vector<std::vector<std::size_t>> from(stages + 1, std::vector<std::size_t>(layers + 1, 0));
+  least[0][0] = 0;
+  for (std::size_t s = 1; s <= stages; ++s) {
+    const double slowdown = costs.slowdown(placement.rank_of(StageId(s - 1)));
+    for (std::size_t l = s; l <= layers; ++l) {
+      for (std::size_t before = s - 1; before < l; ++before) {
+        const double most = std::max(least[s - 1][before], slowdown * (sums[l] - sums[before]));
+        if (most >= least[s][l]) continue;
+        least[s][l] = most;
+        from[s][l] = before;
+      }
+    }
+  }
+  Cuts cuts(stages + 1);
+  std::size_t l = layers;
+  for (std::size_t s = stages; s > 0; --s) {
+    cuts[s] = static_cast<int>(l);
+    l = from[s][l];
+  }
+  return cuts;
+}
+
+/// Whether the cut before stage s can move by `step` layers without emptying a stage.
+bool can_move(const Cuts& cuts, std::size_t s, int step) {
+  return cuts[s] + step > cuts[s - 1] && cuts[s] + step < cuts[s + 1];
+}
+
+}  // namespace
+
+Costs costs_of_stages(const std::vector<Layer>& layers, const Cuts& cuts, const Costs& costs) {
+  const bool ascending = cuts.size() >= 2 && cuts.front() == 0 && cuts.back() == static_cast<int>(layers.size()) &&
+                         std::adjacent_find(cuts.begin(), cuts.end(), std::greater_equal<>()) == cuts.end();
+  if (!ascending) {
+    throw InvalidArgument(fmt::format("cuts must ascend from 0 to the number of layers, {}", layers.size()));
+  }
+  Costs result = costs;
+  result.stages.clear();
+  for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
+    StageCosts stage{.forward = 0,
+                     .backward_input = 0,
+                     .backward_weight = 0,
+                     .backward = 0,
+                     .activation_memory = 0,
+                     .weight_gradient_memory = 0};
+    for (int l = cuts[s]; l < cuts[s + 1]; ++l) {
+      const StageCosts& layer = layers[static_cast<std::size_t>(l)].costs;
+      for (const auto field :
+           {&StageCosts::forward, &StageCosts::backward_input, &StageCosts::backward_weight, &StageCosts::backward,
+            &StageCosts::optimizer, &StageCosts::unshard, &StageCosts::reduce_grad, &StageCosts::activation_memory,
+            &StageCosts::weight_gradient_memory}) {
+        stage.*field += layer.*field;
+      }
+    }
+    const StageCosts& first = layers[static_cast<std::size_t>(cuts[s])].costs;
+    stage.buffer_memory = first.buffer_memory;
+    stage.backward_bytes = first.backward_bytes;
+    stage.forward_bytes = layers[static_cast<std::size_t>(cuts[s + 1]) - 1].costs.forward_bytes;
+    result.stages.push_back(stage);
+  }
+  return result;
+}
+
+Cuts balanced_cuts(const std::vector<Layer>& layers, const Placement& placement, const Costs& costs) {
+  if (static_cast<int>(layers.size()) < placement.stages()) {
+    throw InvalidArgument(
+        fmt::format("{} layers cannot make {} stages: every stage has at least one, so use fewer ranks or "
+                    "fewer stages per rank",
+                    layers.size(), placement.stages()));
+  }
+  const std::vector<double> sums = prefix_sums(layers);
+  Cuts cuts = even_cuts(sums, placement, costs);
+  // With several stages per rank it is the rank's sum that counts: move layers as long as that helps.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (std::size_t s = 1; s + 1 < cuts.size(); ++s) {
+      for (const int step : {-1, 1}) {
+        if (!can_move(cuts, s, step)) continue;
+        Cuts moved = cuts;
+        moved[s] += step;
+        if (load_of(sums, moved, placement, costs) >= load_of(sums, cuts, placement, costs)) continue;
+        cuts = std::move(moved);
+        changed = true;
+      }
+    }
+  }
+  return cuts;
+}
+
+PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest& request) {
+  PlanRequest quick = request;
+  quick.effort = kQuickEffort * request.effort;
+  quick.exact = false;
+  quick.progress = nullptr;
+  PartitionPlan best;
+  double best_span = std::numeric_limits<double>::infinity();
+  for (const Placement& placement : detail::placements_of(request)) {
+    quick.placement = request.placement == PlacementChoice::kAny
+                          ? (placement.style() == "v" ? PlacementChoice::kV : PlacementChoice::kLoop)
+                          : request.placement;
+    quick.stages_per_rank = placement.stages() / placement.ranks();
+    const auto span_of = [&](const Cuts& cuts) {
+      quick.costs = costs_of_stages(layers, cuts, request.costs);
+      return plan(quick).simulation.span;
+    };
+    Cuts cuts = balanced_cuts(layers, placement, request.costs);
+    double span = span_of(cuts);
+    const double parts = 3.0 * placement.stages() * request.microbatches;
+    int moves = parts <= kMostQuickParts ? kMostMoves : 0;
+    for (bool changed = true; changed && moves > 0;) {
+      changed = false;
+      for (std::size_t s = 1; s + 1 < cuts.size() && moves > 0; ++s) {
+        for (const int step : {-1, 1}) {
+          if (!can_move(cuts, s, step)) continue;
+          Cuts moved = cuts;
+          moved[s] += step;
+          --moves;
+          const double other = span_of(moved);
+          if (other >= span * (1 - 1e-9)) continue;
+          span = other;
+          cuts = std::move(moved);
+          changed = true;
+        }
+      }
+    }
+    if (span >= best_span) continue;
+    best_span = span;
+    best.cuts = cuts;
+    best.costs = costs_of_stages(layers, cuts, request.costs);
+    quick.costs = best.costs;
+    best.plan.schedule.placement = placement;
+  }
+  PlanRequest full = request;
+  full.costs = best.costs;
+  full.stages_per_rank = best.plan.schedule.placement.stages() / request.ranks;
+  if (request.placement == PlacementChoice::kAny) {
+    full.placement = best.plan.schedule.placement.style() == "v" ? PlacementChoice::kV : PlacementChoice::kLoop;
+  }
+  best.plan = plan(full);
+  return best;
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,56 @@
+#include "problem.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace stagecraft::detail {
+namespace {
+
+double hop(const Costs& costs, const Placement& placement, StageId from, StageId to, double bytes) {
+  if (!placement.contains(to) || placement.share_rank(from, to)) return 0;
+  const LinkCosts link = costs.between(placement.rank_of(from), placement.rank_of(to));
+  return link.latency + (link.bandwidth > 0 ? bytes / link.bandwidth : 0);
+}
+
+}  // namespace
+
+Problem::Problem(const Costs& costs, const Placement& where, int microbatches_in, double memory_limit)
+    : placement(where),
+      ranks(where.ranks()),
+      stages(where.stages()),
+      microbatches(microbatches_in),
+      limit(memory_limit > 0 ? memory_limit : std::numeric_limits<double>::infinity()),
+      stages_of(static_cast<std::size_t>(where.ranks())),
+      work(static_cast<std::size_t>(where.ranks())) {
+  const ActionCosts action_costs(costs, where);
+  for (int s = 0; s < stages; ++s) {
+    const StageId stage(s);
+    const StageCosts& given = costs.of(stage);
+    const int rank = where.rank_of(stage).value;
+    rank_of.push_back(rank);
+    lap.push_back(where.local_index(stage));
+    forward.push_back(action_costs.of(ActionKind::kForward, stage));
+    input.push_back(action_costs.of(ActionKind::kBackwardInput, stage));
+    weight.push_back(action_costs.of(ActionKind::kBackwardWeight, stage));
+    least_activation.push_back(given.activation_memory);
+    activation.push_back(std::max(given.activation_memory, given.weight_gradient_memory));
+    weight_gradient.push_back(given.weight_gradient_memory);
+    hop_up.push_back(hop(costs, where, stage, stage + 1, given.forward_bytes));
+    hop_down.push_back(hop(costs, where, stage, stage - 1, given.backward_bytes));
+    stages_of[static_cast<std::size_t>(rank)].push_back(s);
+    work[static_cast<std::size_t>(rank)] += microbatches * (forward.back() + input.back() + weight.back());
+  }
+  unit = *std::max_element(work.begin(), work.end()) / microbatches;
+  reserve.assign(static_cast<std::size_t>(stages), 0);
+  whole.assign(static_cast<std::size_t>(stages), 0);
+  for (const std::vector<int>& own : stages_of) {
+    double later = 0;
+    for (std::size_t i = own.size(); i-- > 0;) {
+      reserve[static_cast<std::size_t>(own[i])] = later;
+      later += activation[static_cast<std::size_t>(own[i])];
+    }
+    if (!own.empty()) whole[static_cast<std::size_t>(own.back())] = later;
+  }
+}
+
+}  // namespace stagecraft::detail

@@ -1,0 +1,364 @@
+#include "stagecraft/sim/cost_file.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct StageKey {
+  std::string_view name;
+  double StageCosts::*field;
+  bool required;
+};
+
+constexpr std::array kStageKeys = {
+    StageKey{"forward", &StageCosts::forward, true},
+    StageKey{"backward_input", &StageCosts::backward_input, true},
+    StageKey{"backward_weight", &StageCosts::backward_weight, true},
+    StageKey{"backward", &StageCosts::backward, false},
+    StageKey{"optimizer", &StageCosts::optimizer, false},
+    StageKey{"unshard", &StageCosts::unshard, false},
+    StageKey{"reduce_grad", &StageCosts::reduce_grad, false},
+    StageKey{"activation_memory", &StageCosts::activation_memory, false},
+    StageKey{"weight_gradient_memory", &StageCosts::weight_gradient_memory, false},
+    StageKey{"buffer_memory", &StageCosts::buffer_memory, false},
+    StageKey{"forward_bytes", &StageCosts::forward_bytes, false},
+    StageKey{"backward_bytes", &StageCosts::backward_bytes, false},
+};
+constexpr std::array<std::string_view, 9> kGlobalKeys = {
+    "stages", "layers", "latency", "bandwidth", "links", "rank_slowdown", "overlap_factor", "overlap_communication",
+    "comment"};
+constexpr std::array<std::string_view, 4> kLinkKeys = {"from", "to", "latency", "bandwidth"};
+
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > 40) text = text.substr(0, 37) + "...";
+  return text;
+}
+
+class Reader {
+ public:
+  CostFile read(const Json& root) {
+    if (!root.is_object()) {
+      complain("costs", fmt::format("got {}, expected an object such as {{\"forward\": 1.0, ...}}", shown(root)));
+      finish();
+    }
+    refuse_unknown(root, "", [](std::string_view key) { return is_stage_key(key) || is_in(kGlobalKeys, key); });
+    CostFile file;
+    Costs& costs = file.costs;
+    if (root.contains("layers")) {
+      read_layers(root, file);
+    } else {
+      read_stages(root, costs);
+    }
+    if (const auto latency = number(root, "latency", "")) costs.link.latency = *latency;
+    if (const auto bandwidth = positive(root, "bandwidth", "")) costs.link.bandwidth = *bandwidth;
+    if (const auto factor = positive(root, "overlap_factor", "")) costs.overlap_factor = *factor;
+    if (root.contains("overlap_communication")) {
+      const Json& value = root["overlap_communication"];
+      if (!value.is_boolean())
+        complain("overlap_communication", fmt::format("got {}, expected true or false", shown(value)));
+      if (value.is_boolean()) costs.overlap_communication = value.get<bool>();
+    }
+    read_links(root, costs);
+    read_slowdown(root, costs);
+    finish();
+    return file;
+  }
+
+ private:
+  static bool is_stage_key(std::string_view key) {
+    return std::any_of(kStageKeys.begin(), kStageKeys.end(), [&](const StageKey& k) { return k.name == key; });
+  }
+  template <typename Keys>
+  static bool is_in(const Keys& keys, std::string_view key) {
+    return std::find(keys.begin(), keys.end(), key) != keys.end();
+  }
+
+  void complain(const std::string& key, const std::string& text) { problems_.push_back(key + ": " + text); }
+
+  void finish() const {
+    if (problems_.empty()) return;
+    std::string text;
+    for (const std::string& problem : problems_) text += (text.empty() ? "" : "\n") + problem;
+    throw InvalidArgument(text);
+  }
+
+  template <typename Known>
+  void refuse_unknown(const Json& object, const std::string& prefix, Known&& known) {
+    for (const auto& [key, value] : object.items()) {
+      if (!known(key)) complain(prefix + key, "unknown key: 'stagecraft costs --example' shows all that are known");
+    }
+  }
+
+  /// A cost: finite and not negative.
+  std::optional<double> checked(const Json& value, const std::string& key) {
+    if (!value.is_number()) {
+      complain(key, fmt::format("got {}, expected a number", shown(value)));
+      return std::nullopt;
+    }
+    const auto cost = value.get<double>();
+    if (!std::isfinite(cost) || cost < 0) {
+      complain(key, fmt::format("got {}, must be finite and not negative", shown(value)));
+      return std::nullopt;
+    }
+    return cost;
+  }
+
+  std::optional<double> number(const Json& object, const std::string& key, const std::string& prefix) {
+    if (!object.contains(key)) return std::nullopt;
+    return checked(object[key], prefix + key);
+  }
+
+  std::optional<double> positive(const Json& object, const std::string& key, const std::string& prefix) {
+    const auto value = number(object, key, prefix);
+    if (!value || *value > 0) return value;
+    complain(prefix + key, fmt::format("got {}, must be above 0; leave it out where there is no limit or change",
+                                       shown(object[key])));
+    return std::nullopt;
+  }
+
+  /// Full backward and weight-gradient memory follow from the others unless given.
+  static void complete(StageCosts& stage, bool has_backward, bool has_weight_gradient_memory) {
+    if (!has_backward) stage.backward = stage.backward_input + stage.backward_weight;
+    if (!has_weight_gradient_memory) stage.weight_gradient_memory = stage.activation_memory;
+  }
+
+  void read_stages(const Json& root, Costs& costs) {
+    if (root.contains("stages")) return read_long_form(root, costs);
+    std::size_t count = 1;
+    std::string counted_by;
+    for (const StageKey& key : kStageKeys) {
+      const std::string name(key.name);
+      if (!root.contains(name) || !root[name].is_array()) continue;
+      const std::size_t entries = root[name].size();
+      if (entries == 0) {
+        complain(name, "is an empty list: give one number for all stages, or one per stage");
+      } else if (counted_by.empty()) {
+        count = entries;
+        counted_by = name;
+      } else if (entries != count) {
+        complain(name, fmt::format("has {} entries, but {} has {}: lists by stage are equally long", entries,
+                                   counted_by, count));
+      }
+    }
+    costs.stages.assign(count, StageCosts());
+    for (const StageKey& key : kStageKeys) read_short_form_key(root, key, costs);
+    for (StageCosts& stage : costs.stages) {
+      complete(stage, root.contains("backward"), root.contains("weight_gradient_memory"));
+    }
+  }
+
+  void read_short_form_key(const Json& root, const StageKey& key, Costs& costs) {
+    const std::string name(key.name);
+    if (!root.contains(name)) {
+      if (key.required) complain(name, "is missing: give a number for all stages, or a list by stage");
+      return;
+    }
+    const Json& value = root[name];
+    if (!value.is_array()) {
+      const auto cost = checked(value, name);
+      for (StageCosts& stage : costs.stages) stage.*key.field = cost.value_or(0);
+      return;
+    }
+    for (std::size_t s = 0; s < value.size(); ++s) {
+      const auto cost = checked(value[s], fmt::format("{}[{}]", name, s));
+      if (s < costs.stages.size()) costs.stages[s].*key.field = cost.value_or(0);
+    }
+  }
+
+  void read_long_form(const Json& root, Costs& costs) {
+    refuse_beside(root, "stages");
+    const Json& stages = root["stages"];
+    if (!is_list(stages, "stages")) return;
+    costs.stages.clear();
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      costs.stages.push_back(stage_of(stages[s], fmt::format("stages[{}]", s), is_stage_key));
+    }
+  }
+
+  void read_layers(const Json& root, CostFile& file) {
+    refuse_beside(root, "layers");
+    if (root.contains("stages")) complain("stages", "stands beside \"layers\": give one of them");
+    const Json& layers = root["layers"];
+    if (!is_list(layers, "layers")) return;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const std::string key = fmt::format("layers[{}]", i);
+      Layer layer;
+      layer.costs = stage_of(layers[i], key, [](std::string_view name) {
+        return is_stage_key(name) || name == "name" || name == "repeat";
+      });
+      if (!layers[i].is_object()) continue;
+      if (layers[i].contains("name")) {
+        const Json& name = layers[i]["name"];
+        if (!name.is_string()) complain(key + ".name", fmt::format("got {}, expected a text", shown(name)));
+        if (name.is_string()) layer.name = name.get<std::string>();
+      }
+      std::uint64_t repeat = 1;
+      if (layers[i].contains("repeat")) {
+        const Json& count = layers[i]["repeat"];
+        const bool good =
+            count.is_number_unsigned() && count.get<std::uint64_t>() >= 1 && count.get<std::uint64_t>() <= 10000;
+        if (!good)
+          complain(key + ".repeat", fmt::format("got {}, expected a whole number from 1 to 10000", shown(count)));
+        if (good) repeat = count.get<std::uint64_t>();
+      }
+      file.layers.insert(file.layers.end(), repeat, layer);
+    }
+  }
+
+  void refuse_beside(const Json& root, const std::string& list) {
+    for (const StageKey& key : kStageKeys) {
+      if (!root.contains(key.name)) continue;
+      complain(std::string(key.name), fmt::format("stands beside \"{}\": move it into each of them", list));
+    }
+  }
+
+  bool is_list(const Json& value, const std::string& key) {
+    if (value.is_array() && !value.empty()) return true;
+    complain(key, fmt::format("got {}, expected a list of objects", shown(value)));
+    return false;
+  }
+
+  /// An object with the keys of one stage, or of one layer.
+  template <typename Known>
+  StageCosts stage_of(const Json& object, const std::string& key, Known&& known) {
+    StageCosts stage;
+    if (!object.is_object()) {
+      complain(key, fmt::format("got {}, expected an object", shown(object)));
+      return stage;
+    }
+    const std::string prefix = key + ".";
+    refuse_unknown(object, prefix, known);
+    for (const StageKey& field : kStageKeys) {
+      const std::string name(field.name);
+      if (const auto cost = number(object, name, prefix)) stage.*field.field = *cost;
+      if (field.required && !object.contains(name)) complain(prefix + name, "is missing: give a number");
+    }
+    complete(stage, object.contains("backward"), object.contains("weight_gradient_memory"));
+    return stage;
+  }
+
+  void read_links(const Json& root, Costs& costs) {
+    if (!root.contains("links")) return;
+    const Json& links = root["links"];
+    if (!links.is_array()) return complain("links", fmt::format("got {}, expected a list of objects", shown(links)));
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      const std::string prefix = fmt::format("links[{}].", i);
+      if (!links[i].is_object()) {
+        complain(fmt::format("links[{}]", i), fmt::format("got {}, expected an object", shown(links[i])));
+        continue;
+      }
+      refuse_unknown(links[i], prefix, [](std::string_view key) { return is_in(kLinkKeys, key); });
+      NamedLink named{.from = rank(links[i], "from", prefix), .to = rank(links[i], "to", prefix), .costs = costs.link};
+      if (const auto latency = number(links[i], "latency", prefix)) named.costs.latency = *latency;
+      if (const auto bandwidth = positive(links[i], "bandwidth", prefix)) named.costs.bandwidth = *bandwidth;
+      costs.links.push_back(named);
+    }
+  }
+
+  RankId rank(const Json& object, const std::string& key, const std::string& prefix) {
+    if (!object.contains(key)) {
+      complain(prefix + key, "is missing: give the number of a rank");
+    } else if (!object[key].is_number_unsigned() ||
+               object[key].get<std::uint64_t>() >= static_cast<std::uint64_t>(kMaxRanks)) {
+      complain(prefix + key, fmt::format("got {}, expected the number of a rank, from 0", shown(object[key])));
+    } else {
+      return RankId(object[key].get<std::uint64_t>());
+    }
+    return RankId(0);
+  }
+
+  void read_slowdown(const Json& root, Costs& costs) {
+    if (!root.contains("rank_slowdown")) return;
+    const Json& value = root["rank_slowdown"];
+    const Json list = value.is_array() ? value : Json::array({value});
+    for (std::size_t r = 0; r < list.size(); ++r) {
+      const std::string key = value.is_array() ? fmt::format("rank_slowdown[{}]", r) : "rank_slowdown";
+      const auto factor = checked(list[r], key);
+      if (factor && *factor == 0) complain(key, "got 0, must be above 0: 1 is a rank of ordinary speed");
+      costs.rank_slowdown.push_back(factor.value_or(1));
+    }
+  }
+
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+CostFile parse_cost_file(std::string_view json) {
+  Json root;
+  try {
+    root = Json::parse(json);
+  } catch (const Json::parse_error& error) {
+    const std::size_t before = std::min<std::size_t>(error.byte, json.size());
+    const auto line = 1 + std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(before), '\n');
+    throw InvalidArgument(fmt::format("line {}: this is not JSON: see 'stagecraft costs --example'", line));
+  } catch (const Json::out_of_range&) {
+    throw InvalidArgument("a number is too large for a double: costs must be finite");
+  }
+  return Reader().read(root);
+}
+
+Costs parse_costs(std::string_view json) {
+  CostFile file = parse_cost_file(json);
+  if (file.layers.empty()) return std::move(file.costs);
+  throw InvalidArgument(
+      "layers: costs by stage are needed here: 'stagecraft plan' cuts layers into stages, and its "
+      "--stage-costs writes their costs");
+}
+
+std::string costs_to_json(const Costs& costs) {
+  Json root;
+  root["stages"] = Json::array();
+  for (const StageCosts& stage : costs.stages) {
+    Json& object = root["stages"].emplace_back();
+    for (const StageKey& key : kStageKeys) object[std::string(key.name)] = stage.*key.field;
+  }
+  root["latency"] = costs.link.latency;
+  if (costs.link.bandwidth > 0) root["bandwidth"] = costs.link.bandwidth;
+  for (const NamedLink& named : costs.links) {
+    Json& object = root["links"].emplace_back();
+    object = {{"from", named.from.value}, {"to", named.to.value}, {"latency", named.costs.latency}};
+    if (named.costs.bandwidth > 0) object["bandwidth"] = named.costs.bandwidth;
+  }
+  if (!costs.rank_slowdown.empty()) root["rank_slowdown"] = costs.rank_slowdown;
+  root["overlap_factor"] = costs.overlap_factor;
+  root["overlap_communication"] = costs.overlap_communication;
+  return root.dump(2) + "\n";
+}
+
+std::string example_costs() {
+  Costs costs;
+  const StageCosts first{.forward = 18.5,
+                         .backward_input = 18.1,
+                         .backward_weight = 9.3,
+                         .backward = 27.4,
+                         .optimizer = 4.0,
+                         .unshard = 0.0,
+                         .reduce_grad = 0.0,
+                         .activation_memory = 1.0,
+                         .weight_gradient_memory = 0.6,
+                         .buffer_memory = 0.1,
+                         .forward_bytes = 8e6,
+                         .backward_bytes = 8e6};
+  StageCosts last = first;
+  last.forward = 21.0;
+  last.forward_bytes = 0;
+  costs.stages = {first, last};
+  costs.link = {.latency = 0.2, .bandwidth = 2e7};
+  costs.links = {{.from = RankId(0), .to = RankId(1), .costs = {.latency = 0.4, .bandwidth = 1e7}}};
+  costs.rank_slowdown = {1.0, 1.05};
+  return costs_to_json(costs);
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,114 @@
+#include "stagecraft/sim/critical_path.h"
+
+#include <algorithm>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/schedule/message.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
+
+namespace stagecraft {
+namespace {
+
+/// Slots of the computes that give a message, by stage and microbatch.
+struct Givers {
+  explicit Givers(const Schedule& schedule) : forward(schedule, -1), backward(schedule, -1) {
+    for (const Row& row : schedule.rows) {
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        for_each_part(row[i], [&](const Action& part) {
+          if (part.kind() == ActionKind::kForward) forward(part.stage(), part.microbatch()) = static_cast<int>(i);
+          if (gives_input_gradient(part.kind())) backward(part.stage(), part.microbatch()) = static_cast<int>(i);
+        });
+      }
+    }
+  }
+  StageMicrobatchTable<int> forward;
+  StageMicrobatchTable<int> backward;
+};
+
+class Walk {
+ public:
+  Walk(const Schedule& schedule, const Simulation& simulation)
+      : schedule_(schedule), times_(simulation.times), givers_(schedule) {}
+
+  std::vector<CriticalAction> run() {
+    std::vector<CriticalAction> path;
+    for (CriticalAction at = last_of_all(); at.slot >= 0;) {
+      CriticalAction before = before_on_rank(at);
+      if (before.slot < 0 || before.end < at.start) {
+        const CriticalAction giver = latest_giver(at);
+        if (giver.slot >= 0) {
+          at.after_message = true;
+          before = giver;
+        }
+      }
+      path.push_back(at);
+      at = before;
+    }
+    std::reverse(path.begin(), path.end());
+    return path;
+  }
+
+ private:
+  [[nodiscard]] CriticalAction at(RankId rank, int slot) const {
+    if (slot < 0) return {.rank = rank, .slot = -1};
+    const auto i = static_cast<std::size_t>(slot);
+    const ActionTime time = times_[rank.index()][i];
+    return {
+        .rank = rank, .slot = slot, .action = schedule_.rows[rank.index()][i], .start = time.start, .end = time.end};
+  }
+
+  [[nodiscard]] CriticalAction before_on_rank(const CriticalAction& action) const {
+    int slot = action.slot - 1;
+    while (slot >= 0 && !is_compute(schedule_.rows[action.rank.index()][static_cast<std::size_t>(slot)].kind())) --slot;
+    return at(action.rank, slot);
+  }
+
+  [[nodiscard]] CriticalAction last_of_all() const {
+    CriticalAction last{.slot = -1};
+    for (int r = 0; r < schedule_.ranks(); ++r) {
+      const auto behind = static_cast<int>(schedule_.rows[static_cast<std::size_t>(r)].size());
+      const CriticalAction candidate = before_on_rank({.rank = RankId(r), .slot = behind});
+      if (candidate.slot >= 0 && (last.slot < 0 || candidate.end > last.end)) last = candidate;
+    }
+    return last;
+  }
+
+  [[nodiscard]] CriticalAction latest_giver(const CriticalAction& taker) const {
+    CriticalAction latest{.slot = -1};
+    for_each_part(taker.action, [&](const Action& part) {
+      const Action send = message_needed(schedule_.placement, part);
+      if (send.is_idle()) return;
+      const auto& slots = send.kind() == ActionKind::kSendForward ? givers_.forward : givers_.backward;
+      const CriticalAction giver =
+          at(schedule_.placement.rank_of(send.stage()), slots(send.stage(), send.microbatch()));
+      if (latest.slot < 0 || giver.end > latest.end) latest = giver;
+    });
+    return latest;
+  }
+
+  const Schedule& schedule_;
+  const std::vector<std::vector<ActionTime>>& times_;
+  Givers givers_;
+};
+
+}  // namespace
+
+std::vector<CriticalAction> critical_path(const Schedule& schedule, const Simulation& simulation) {
+  if (simulation.times.size() != schedule.rows.size()) {
+    throw InvalidArgument("a critical path needs the times of a simulation: simulate with keep_times");
+  }
+  return Walk(schedule, simulation).run();
+}
+
+CriticalSummary summarize(const std::vector<CriticalAction>& path, int ranks) {
+  CriticalSummary summary;
+  summary.by_rank.resize(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    summary.compute += path[i].end - path[i].start;
+    summary.by_rank[path[i].rank.index()] += path[i].end - path[i].start;
+    if (path[i].after_message) summary.messages += path[i].start - path[i - 1].end;
+  }
+  return summary;
+}
+
+}  // namespace stagecraft

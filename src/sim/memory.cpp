@@ -1,0 +1,97 @@
+// What a rank holds over time: activations, what an I leaves for its W, and messages that wait for their consumer.
+
+#include <algorithm>
+
+#include "replay.h"
+
+namespace stagecraft::detail {
+namespace {
+
+struct Change {
+  double time;
+  double amount;
+};
+
+/// A rank's own changes come in the order of its row. `grow` is at the start of the action, `shrink` at its end.
+struct Effect {
+  double grow = 0;
+  double shrink = 0;
+  void add(double amount) { (amount > 0 ? grow : shrink) += amount; }
+};
+
+bool trains(const Row& row) {
+  return std::any_of(row.begin(), row.end(), [](const Action& a) {
+    return gives_weight_gradient(a.first().kind()) || gives_weight_gradient(a.second().kind());
+  });
+}
+
+Effect effect_of(const Action& action, const Costs& costs, bool training) {
+  Effect effect;
+  for_each_part(action, [&](const Action& part) {
+    if (part.is_idle()) return;
+    const StageCosts& stage = costs.of(part.stage());
+    switch (part.kind()) {
+      case ActionKind::kForward:
+        effect.grow += stage.activation_memory;
+        if (!training) effect.shrink -= stage.activation_memory;
+        break;
+      case ActionKind::kBackwardInput:
+        effect.add(stage.weight_gradient_memory - stage.activation_memory);
+        break;
+      case ActionKind::kBackward:
+        effect.shrink -= stage.activation_memory;
+        break;
+      case ActionKind::kBackwardWeight:
+        effect.shrink -= stage.weight_gradient_memory;
+        break;
+      default:
+        break;
+    }
+  });
+  return effect;
+}
+
+}  // namespace
+
+double replay_memory(const Schedule& schedule, const Costs& costs, const Arrivals& arrivals, RankId rank,
+                     const std::vector<ActionTime>& times, std::vector<MemoryPoint>* curve) {
+  const Row& row = schedule.rows[rank.index()];
+  const bool training = trains(row);
+  std::vector<Change> changes;
+  changes.reserve(2 * row.size());
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const Effect effect = effect_of(row[i], costs, training);
+    if (effect.grow != 0) changes.push_back({times[i].start, effect.grow});
+    if (effect.shrink != 0) changes.push_back({times[i].end, effect.shrink});
+  }
+  const std::size_t own = changes.size();
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    for_each_part(row[i], [&](const Action& part) {
+      const Action send = message_needed(schedule.placement, part);
+      if (send.is_idle() || costs.of(part.stage()).buffer_memory == 0) return;
+      changes.push_back({arrivals.of(send), costs.of(part.stage()).buffer_memory});
+      changes.push_back({times[i].end, -costs.of(part.stage()).buffer_memory});
+    });
+  }
+  // The rank's own changes are in order already, and at equal times what was released comes before what is taken.
+  if (changes.size() > own) {
+    std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
+      return a.time < b.time || (a.time == b.time && a.amount < b.amount);
+    });
+  }
+  double memory = 0;
+  double peak = 0;
+  for (const Change& change : changes) {
+    memory += change.amount;
+    peak = std::max(peak, memory);
+    if (curve == nullptr) continue;
+    if (!curve->empty() && curve->back().time == change.time) {
+      curve->back().memory = memory;
+    } else {
+      curve->push_back({change.time, memory});
+    }
+  }
+  return peak;
+}
+
+}  // namespace stagecraft::detail

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <limits>
+
+#include "stagecraft/schedule/dataflow.h"
+#include "stagecraft/schedule/message.h"
+#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/sim/simulator.h"
+
+namespace stagecraft::detail {
+
+/// When messages reach the rank of their consumer.
+struct Arrivals {
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  explicit Arrivals(const Schedule& schedule) : forward(schedule, kNever), backward(schedule, kNever) {}
+  double& of(const Action& send) {
+    return (send.kind() == ActionKind::kSendForward ? forward : backward)(send.stage(), send.microbatch());
+  }
+  [[nodiscard]] double of(const Action& send) const {
+    return (send.kind() == ActionKind::kSendForward ? forward : backward)(send.stage(), send.microbatch());
+  }
+
+  // By the stage that gives it.
+  StageMicrobatchTable<double> forward;
+  StageMicrobatchTable<double> backward;
+};
+
+/// Memory of one rank over time, from its row and times. Returns the peak; fills `curve` unless null.
+double replay_memory(const Schedule& schedule, const Costs& costs, const Arrivals& arrivals, RankId rank,
+                     const std::vector<ActionTime>& times, std::vector<MemoryPoint>* curve);
+
+}  // namespace stagecraft::detail

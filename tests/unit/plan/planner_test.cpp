@@ -1,0 +1,164 @@
+#include "stagecraft/plan/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/passes/verify.h"
+#include "stagecraft/schedule/csv.h"
+#include "support/message_of.h"
+
+namespace stagecraft {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Costs costs_of(double forward, double input, double weight, double latency) {
+  Costs costs;
+  costs.stages[0] = {
+      .forward = forward, .backward_input = input, .backward_weight = weight, .backward = input + weight};
+  costs.link.latency = latency;
+  return costs;
+}
+
+PlanRequest request(int ranks, int microbatches, PlacementChoice placement, double limit, double effort = 0.01) {
+  PlanRequest r;
+  r.ranks = ranks;
+  r.microbatches = microbatches;
+  r.costs = costs_of(2, 2.2, 1.5, 0.1);
+  r.placement = placement;
+  r.memory_limit = limit;
+  r.effort = effort;
+  r.threads = 1;
+  return r;
+}
+
+TEST(Planner, EveryPlanRunsAndKeepsItsLimit) {
+  for (const int p : {1, 2, 3, 5, 8}) {
+    for (const int m : {1, 2, 7, 17}) {
+      for (const auto placement : {PlacementChoice::kLinear, PlacementChoice::kLoop, PlacementChoice::kV}) {
+        const int v = placement == PlacementChoice::kLinear ? 1 : 2;
+        for (const double limit : {0.0, 1.0 * v, 2.0 * v, 1.0 * v * p}) {
+          const PlanResult result = plan(request(p, m, placement, limit, 0.0005));
+          const std::string what = std::to_string(p) + " ranks, " + std::to_string(m) + " microbatches, limit " +
+                                   std::to_string(limit) + ", " + std::string(result.schedule.placement.style());
+          EXPECT_TRUE(verify(result.schedule).ok()) << what;
+          Schedule lowered = Schedule::from_rows(parse_csv(to_csv(result.schedule)));
+          EXPECT_EQ(lowered, result.schedule) << what;
+          run_passes(lowered);
+          EXPECT_TRUE(verify(lowered).ok()) << what;
+          if (limit > 0) {
+            EXPECT_LE(result.simulation.peak_memory(), limit + 1e-6) << what;
+          }
+          EXPECT_GE(result.simulation.span, result.lower_bound_span * (1 - 1e-9)) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST(Planner, BeatsOrEqualsEveryKnownScheduleThatFits) {
+  for (const double limit : {0.0, 12.0, 8.0}) {
+    const PlanResult result = plan(request(6, 18, PlacementChoice::kV, limit));
+    ASSERT_FALSE(result.named.empty());
+    for (const NamedOutcome& named : result.named) {
+      if (!named.fits) continue;
+      EXPECT_LE(result.simulation.span, named.simulation.span * (1 + 1e-12)) << named.name;
+    }
+  }
+}
+
+TEST(Planner, TheSameSeedGivesTheSameScheduleOnAnyNumberOfThreads) {
+  PlanRequest r = request(6, 14, PlacementChoice::kV, 8);
+  r.seed = 3;
+  const PlanResult one = plan(r);
+  r.threads = 2;
+  const PlanResult two = plan(r);
+  EXPECT_TRUE(one.finished);
+  EXPECT_EQ(one.schedule, two.schedule);
+  EXPECT_EQ(one.trials, two.trials);
+}
+
+TEST(Planner, UnequalStagesAndRanks) {
+  PlanRequest r = request(4, 10, PlacementChoice::kLinear, 6);
+  r.costs.stages.assign(4, r.costs.stages[0]);
+  r.costs.stages[3].forward = 5;
+  r.costs.rank_slowdown = {1, 1.5, 1, 1};
+  const PlanResult result = plan(r);
+  EXPECT_TRUE(verify(result.schedule).ok());
+  EXPECT_LE(result.simulation.peak_memory(), 6 + 1e-6);
+}
+
+TEST(Planner, AnyPlacementTakesTheBetter) {
+  PlanRequest r = request(4, 8, PlacementChoice::kAny, 8);
+  r.stages_per_rank = 2;
+  const PlanResult any = plan(r);
+  r.placement = PlacementChoice::kLoop;
+  EXPECT_LE(any.simulation.span, plan(r).simulation.span);
+}
+
+TEST(Planner, StopsWhenAskedWithTheBestSoFar) {
+  PlanRequest r = request(16, 64, PlacementChoice::kV, 20, 10);
+  std::atomic<int> asked = 0;
+  r.stop = [&] { return ++asked > 50; };
+  const PlanResult result = plan(r);
+  EXPECT_FALSE(result.finished);
+  EXPECT_TRUE(verify(result.schedule).ok());
+  r.stop = nullptr;
+  r.time_budget = 0.3;
+  const PlanResult timed = plan(r);
+  EXPECT_FALSE(timed.finished);
+  EXPECT_LT(timed.seconds, 20);
+}
+
+TEST(Planner, ReportsProgress) {
+  PlanRequest r = request(4, 40, PlacementChoice::kLinear, 5);
+  double last = 0;
+  int calls = 0;
+  r.progress = [&](const PlanProgress& progress) {
+    EXPECT_GE(progress.part, last);
+    last = progress.part;
+    ++calls;
+  };
+  plan(r);
+  EXPECT_GT(calls, 4);
+}
+
+TEST(Planner, AnImpossibleLimitNamesTheSmallestThatIsPossible) {
+  PlanRequest r = request(4, 8, PlacementChoice::kV, 1.5);
+  EXPECT_THAT(message_of([&] { plan(r); }), AllOf(HasSubstr("1.5 is too small"), HasSubstr("2 here")));
+  try {
+    plan(r);
+    FAIL();
+  } catch (const InfeasibleLimit& error) {
+    r.memory_limit = error.smallest();
+  }
+  EXPECT_LE(plan(r).simulation.peak_memory(), r.memory_limit + 1e-6);
+}
+
+TEST(Planner, RefusesWhatCannotBe) {
+  const auto refused = [](auto change) {
+    PlanRequest r = request(4, 8, PlacementChoice::kV, 0);
+    change(r);
+    return message_of([&] { plan(r); });
+  };
+  EXPECT_THAT(refused([](PlanRequest& r) { r.ranks = 0; }), HasSubstr("at least 1 rank, got 0"));
+  EXPECT_THAT(refused([](PlanRequest& r) { r.microbatches = 0; }), HasSubstr("microbatch, got 0"));
+  EXPECT_THAT(refused([](PlanRequest& r) { r.memory_limit = -1; }), HasSubstr("-1"));
+  EXPECT_THAT(refused([](PlanRequest& r) { r.stages_per_rank = 1; }), HasSubstr("use linear"));
+  EXPECT_THAT(refused([](PlanRequest& r) { r.time_budget = 0; }), HasSubstr("time budget of 0"));
+  EXPECT_THAT(refused([](PlanRequest& r) { r.costs.stages.resize(7); }), HasSubstr("7 stages do not fit 4 ranks"));
+}
+
+TEST(LowerBound, MeetsTheFormulaOfOneStagePerRankInOneFOneBsMemory) {
+  for (const int p : {2, 8, 16}) {
+    const double idle = (p - 1) * (2 + 2.2 - 1.5 + 4 * 0.1);
+    EXPECT_NEAR(span_lower_bound(costs_of(2, 2.2, 1.5, 0.1), Placement::linear(p), 3 * p, p), 3 * p * 5.7 + idle, 1e-9);
+  }
+}
+
+}  // namespace
+}  // namespace stagecraft
