@@ -8,45 +8,35 @@
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
+#include "outcome_text.h"
+
 namespace stagecraft::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-void line(std::ostream& out, std::string_view label, std::string_view value) {
-  fmt::print(out, "{:<16} {}\n", label, value);
-}
-
-std::string percent(double part) { return fmt::format("{:.2f}%", 100 * part); }
-
-Json peak_json(const Simulation& simulation) {
-  Json per_rank = Json::array();
-  for (const RankOutcome& rank : simulation.ranks) per_rank.push_back(rank.peak_memory);
-  return {{"max", simulation.peak_memory()}, {"per_rank", per_rank}};
-}
-
 }  // namespace
 
 void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
   const Simulation& s = result.simulation;
-  line(out, "ranks", std::to_string(request.ranks));
-  line(out, "stages", fmt::format("{}, placement {}", result.schedule.stages(), result.schedule.placement.style()));
-  line(out, "microbatches", std::to_string(request.microbatches));
+  write_line(out, "ranks", std::to_string(request.ranks));
+  write_line(out, "stages",
+             fmt::format("{}, placement {}", result.schedule.stages(), result.schedule.placement.style()));
+  write_line(out, "microbatches", std::to_string(request.microbatches));
   if (!cuts.empty())
-    line(out, "layers", fmt::format("stages begin at {}", fmt::join(cuts.begin(), cuts.end() - 1, " ")));
-  line(out, "span",
-       fmt::format("{:.6g}, bubble {} (largest of a rank, first F to last W)", s.span, percent(s.bubble_span())));
-  line(out, "lower bound",
-       fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
-                   result.proven ? ": nothing is shorter" : ""));
-  line(out, "makespan", fmt::format("{:.6g}, bubble {}", s.makespan, percent(s.bubble_makespan())));
-  line(out, "peak memory",
-       request.memory_limit > 0 ? fmt::format("{:.6g} of {:g}", s.peak_memory(), request.memory_limit)
-                                : fmt::format("{:.6g}", s.peak_memory()));
-  line(out, "found by", result.origin);
-  line(out, "search",
-       fmt::format("{} trials in {:.1f} s, {}", result.trials, result.seconds,
-                   result.finished ? "finished" : "ended early: another run may end elsewhere"));
+    write_line(out, "layers", fmt::format("stages begin at {}", fmt::join(cuts.begin(), cuts.end() - 1, " ")));
+  write_line(out, "span", span_text(s));
+  write_line(out, "lower bound",
+             fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
+                         result.proven ? ": nothing is shorter" : ""));
+  write_line(out, "makespan", makespan_text(s));
+  write_line(out, "peak memory",
+             request.memory_limit > 0 ? fmt::format("{:.6g} of {:g}", s.peak_memory(), request.memory_limit)
+                                      : fmt::format("{:.6g}", s.peak_memory()));
+  write_line(out, "found by", result.origin);
+  write_line(out, "search",
+             fmt::format("{} trials in {:.1f} s, {}", result.trials, result.seconds,
+                         result.finished ? "finished" : "ended early: another run may end elsewhere"));
   if (result.named.empty()) return;
   fmt::print(out, "\n{:<22}  {:>8}  {:>10}  {:>10}\n", "KNOWN SCHEDULE", "BUBBLE", "SPAN", "PEAK");
   std::vector<const NamedOutcome*> order;
@@ -61,18 +51,13 @@ void write_plan_report(std::ostream& out, const PlanRequest& request, const Plan
 }
 
 void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
-  const Simulation& s = result.simulation;
   Json json = {{"ranks", request.ranks},
                {"stages", result.schedule.stages()},
                {"microbatches", request.microbatches},
                {"placement", result.schedule.placement.style()},
-               {"memory_limit", request.memory_limit > 0 ? Json(request.memory_limit) : Json()},
-               {"makespan", s.makespan},
-               {"span", s.span},
-               {"bubble_makespan", s.bubble_makespan()},
-               {"bubble_span", s.bubble_span()},
-               {"peak", peak_json(s)},
-               {"lower_bound_span", result.lower_bound_span},
+               {"memory_limit", request.memory_limit > 0 ? Json(request.memory_limit) : Json()}};
+  add_outcome(json, result.simulation);
+  json.update({{"lower_bound_span", result.lower_bound_span},
                {"lower_bound_bubble", result.lower_bound_bubble},
                {"cuts", cuts.empty() ? Json() : Json(cuts)},
                {"proven", result.proven},
@@ -81,7 +66,7 @@ void write_json_plan_report(std::ostream& out, const PlanRequest& request, const
                {"trials", result.trials},
                {"seconds", result.seconds},
                {"seed", request.seed},
-               {"named", Json::array()}};
+               {"named", Json::array()}});
   for (const NamedOutcome& named : result.named) {
     json["named"].push_back({{"name", named.name},
                              {"span", named.simulation.span},

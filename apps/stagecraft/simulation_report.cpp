@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "outcome_text.h"
 #include "printable.h"
 #include "stagecraft/schedule/action_text.h"
 
@@ -15,48 +16,31 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-void line(std::ostream& out, std::string_view label, std::string_view value) {
-  fmt::print(out, "{:<16} {}\n", label, value);
-}
-
-std::string percent(double part) { return fmt::format("{:.2f}%", 100 * part); }
-
-Json peak_json(const Simulation& simulation) {
-  Json per_rank = Json::array();
-  for (const RankOutcome& rank : simulation.ranks) per_rank.push_back(rank.peak_memory);
-  return {{"max", simulation.peak_memory()}, {"per_rank", per_rank}};
-}
-
 Json summary_json(const SimulationReport& report) {
-  const Simulation& s = report.simulation;
-  return {{"file", printable(report.file)},
-          {"ranks", report.schedule.ranks()},
-          {"stages", report.schedule.stages()},
-          {"microbatches", report.schedule.microbatches},
-          {"makespan", s.makespan},
-          {"span", s.span},
-          {"bubble_makespan", s.bubble_makespan()},
-          {"bubble_span", s.bubble_span()},
-          {"peak", peak_json(s)}};
+  Json json = {{"file", printable(report.file)},
+               {"ranks", report.schedule.ranks()},
+               {"stages", report.schedule.stages()},
+               {"microbatches", report.schedule.microbatches}};
+  add_outcome(json, report.simulation);
+  return json;
 }
 
 }  // namespace
 
 void write_report(std::ostream& out, const SimulationReport& report) {
   const Simulation& s = report.simulation;
-  line(out, "file", printable(report.file));
-  line(out, "makespan", fmt::format("{:.6g}, bubble {}", s.makespan, percent(s.bubble_makespan())));
-  line(out, "span",
-       fmt::format("{:.6g}, bubble {} (largest of a rank, first F to last W)", s.span, percent(s.bubble_span())));
-  line(out, "peak memory", fmt::format("{:.6g}", s.peak_memory()));
+  write_line(out, "file", printable(report.file));
+  write_line(out, "makespan", makespan_text(s));
+  write_line(out, "span", span_text(s));
+  write_line(out, "peak memory", fmt::format("{:.6g}", s.peak_memory()));
   const CriticalSummary critical = summarize(report.path, report.schedule.ranks());
-  line(out, "critical path",
-       fmt::format("{} actions, compute {:.6g}, messages {:.6g}", report.path.size(), critical.compute,
-                   critical.messages));
+  write_line(out, "critical path",
+             fmt::format("{} actions, compute {:.6g}, messages {:.6g}", report.path.size(), critical.compute,
+                         critical.messages));
   if (report.jitter) {
-    line(out, "jitter",
-         fmt::format("{} runs: makespan median {:.6g}, 95th percentile {:.6g}", report.jitter->runs,
-                     report.jitter->median_makespan, report.jitter->p95_makespan));
+    write_line(out, "jitter",
+               fmt::format("{} runs: makespan median {:.6g}, 95th percentile {:.6g}", report.jitter->runs,
+                           report.jitter->median_makespan, report.jitter->p95_makespan));
   }
   fmt::print(out, "\n{:>4}  {:>10}  {:>10}  {:>10}  {:>7}  {:>10}  {:>14}\n", "RANK", "SPAN", "BUSY", "IDLE", "BUBBLE",
              "PEAK", "ON CRITICAL");

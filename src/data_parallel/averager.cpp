@@ -7,7 +7,6 @@
 #include <c10/util/ParallelGuard.h>
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -17,13 +16,12 @@
 #include <thread>
 
 #include "buckets.h"
+#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// Parameters by the stage that averages them: the last one started of those that have it.
 std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::vector<std::size_t>& order) {
@@ -96,7 +94,7 @@ class Averager::Implementation {
 
   void finish() {
     if (is_idle()) records_.clear();
-    const double begin = now();
+    const double begin = seconds_now();
     const std::exception_ptr failure = rest();
     for (Record& record : records_) record.waited = std::max(0.0, record.end - std::max(record.start, begin));
     if (failure) std::rethrow_exception(failure);
@@ -143,14 +141,14 @@ class Averager::Implementation {
       is_busy_ = true;
       lock.unlock();
       std::exception_ptr failure;
-      Record record{task.stage, now(), 0, 0, 0};
+      Record record{task.stage, seconds_now(), 0, 0, 0};
       try {
         for (const c10::Event& event : task.computed) event.block(*stream_);
         if (!in_vain) average(task.stage, record);
       } catch (...) {
         failure = explained(task.stage);
       }
-      record.end = now();
+      record.end = seconds_now();
       lock.lock();
       is_busy_ = false;
       if (failure) failure_ = failure;
@@ -178,7 +176,7 @@ class Averager::Implementation {
 
   void average(std::size_t stage, Record& record) {
     const std::vector<at::Tensor> gradients = gradients_of(stage);
-    record.start = now();  // by now all replicas have come
+    record.start = seconds_now();  // by now all replicas have come
     Buckets buckets(peers_, bucket_bytes_);
     for (const at::Tensor& gradient : gradients) {
       record.bytes += static_cast<std::int64_t>(gradient.nbytes());

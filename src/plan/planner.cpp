@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <optional>
 #include <thread>
@@ -13,6 +12,7 @@
 #include "polish.h"
 #include "search.h"
 #include "seeds.h"
+#include "stagecraft/core/clock.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/plan/exact.h"
 #include "stagecraft/schedule/generator.h"
@@ -30,12 +30,10 @@ constexpr double kTinyMemory = 1e-6;
 
 class Clock {
  public:
-  [[nodiscard]] double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
+  [[nodiscard]] double seconds() const { return seconds_now() - start_; }
 
  private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double start_ = seconds_now();
 };
 
 void check(const PlanRequest& request) {

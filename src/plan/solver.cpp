@@ -24,7 +24,8 @@ namespace {
 class Scratch {
  public:
   Scratch() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "stagecraft-XXXXXX").string();
+    std::string pattern = (std::filesystem::temp_directory_path() / "stagecraft-").string() +
+                          std::string(6, 'X');  // what mkdtemp fills in
     if (::mkdtemp(pattern.data()) == nullptr) {
       throw InvalidArgument("cannot make a temporary folder for the solver: check TMPDIR");
     }

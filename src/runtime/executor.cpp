@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
-#include <chrono>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
@@ -24,10 +23,6 @@ std::int64_t bytes_of(const Message& message) {
 }
 
 }  // namespace
-
-double Executor::now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 Executor::Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options,
                    const Schedule& schedule, const Wiring& wiring)
@@ -140,7 +135,7 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const double start = record ? now() : 0;
+  const double start = record ? seconds_now() : 0;
   waited_ = 0;
   bytes_ = 0;
   const auto& handler = handlers[static_cast<std::size_t>(instruction.kind)];
@@ -150,7 +145,7 @@ void Executor::execute(const Instruction& instruction, const Action& action) {
   } else {
     perform(instruction);
   }
-  if (record) timeline.push_back({action, start, now(), waited_, bytes_, /*beside=*/false});
+  if (record) timeline.push_back({action, start, seconds_now(), waited_, bytes_, /*beside=*/false});
 }
 
 void Executor::perform(const Instruction& instruction) {

@@ -9,6 +9,7 @@
 
 #include "program.h"
 #include "stagecraft/autograd/backward.h"
+#include "stagecraft/core/clock.h"
 #include "stagecraft/data_parallel/averager.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "step_inputs.h"
@@ -74,9 +75,6 @@ class Executor {
   Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
     return flights_[stage * microbatches_ + microbatch.index()];
   }
-
-  /// Seconds on the clock of the timelines.
-  static double now();
 
   void run_program(const Program& program, const Schedule& schedule);
   void finish_averaging();

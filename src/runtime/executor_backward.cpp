@@ -19,14 +19,14 @@ void Executor::await_gradient(std::uint32_t stage, MicrobatchId microbatch) {
   Flight& in = flight(stage, microbatch);
   const Place& place = places_[stage];
   if (in.has_gradient || place.is_last) return;
-  const double begin = record ? now() : 0;
+  const double begin = record ? seconds_now() : 0;
   const Tag tag{Channel::kBackward, place.stage + 1, place.stage, microbatch};
   for (const Value& item : unpack(world_.transport().receive(place.after, tag, world_.timeout()))) {
     auto& gradients = in.gradients_in.emplace_back();
     item.for_each_tensor([&](const at::Tensor& tensor) { gradients.push_back(tensor); });
   }
   in.has_gradient = true;
-  if (record) waited_ += now() - begin;
+  if (record) waited_ += seconds_now() - begin;
 }
 
 /// `gradients` are those of the leaves, in their order.

@@ -33,11 +33,11 @@ void Executor::await_input(std::uint32_t stage, MicrobatchId microbatch) {
   Flight& in = flight(stage, microbatch);
   const Place& place = places_[stage];
   if (in.has_input || place.is_first) return;
-  const double begin = record ? now() : 0;
+  const double begin = record ? seconds_now() : 0;
   const Tag tag{Channel::kForward, place.stage - 1, place.stage, microbatch};
   in.incoming = unpack(world_.transport().receive(place.before, tag, world_.timeout()));
   in.has_input = true;
-  if (record) waited_ += now() - begin;
+  if (record) waited_ += seconds_now() - begin;
 }
 
 Value Executor::with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const {

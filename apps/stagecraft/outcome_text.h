@@ -1,0 +1,22 @@
+#pragma once
+
+#include <iosfwd>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "stagecraft/sim/simulator.h"
+
+/// What every report says about a simulated schedule, in the same words and keys.
+namespace stagecraft::cli {
+
+void write_line(std::ostream& out, std::string_view label, std::string_view value);
+/// Of a part of 1.
+std::string percent(double part);
+
+std::string span_text(const Simulation& simulation);
+std::string makespan_text(const Simulation& simulation);
+/// Adds makespan, span, their bubbles and the peak.
+void add_outcome(nlohmann::ordered_json& json, const Simulation& simulation);
+
+}  // namespace stagecraft::cli
