@@ -18,6 +18,7 @@
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/stage/stand_ins.h"
 #include "step_inputs.h"
+#include "tied_parameters.h"
 
 namespace stagecraft {
 namespace {
@@ -123,6 +124,14 @@ class Pipeline::Implementation {
     const std::string differences =
         disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule_)));
     if (!differences.empty()) throw InvalidArgument(differences);
+    share_weights();
+  }
+
+  void share_weights() {
+    if (!options_.ties.empty()) {
+      tied_ = std::make_unique<TiedParameters>(world_, stages_, options_.ties, schedule_.placement);
+      tied_->make_equal();
+    }
     if (world_.replicas() == 1) return;
     averager_ = std::make_unique<Averager>(world_.more_peers(), stages_, completion_order(training_program_),
                                            options_.bucket_bytes, world_.device());
@@ -167,7 +176,8 @@ class Pipeline::Implementation {
   Program training_program_;
   Program evaluation_program_;
   std::optional<InputSplitter> splitter_;
-  std::unique_ptr<Averager> averager_;  // with replicas
+  std::unique_ptr<TiedParameters> tied_;  // with ties
+  std::unique_ptr<Averager> averager_;    // with replicas
   std::optional<Executor> executor_;
   bool trains_ = false;
   std::uint64_t steps_ = 0;
@@ -187,6 +197,7 @@ class Pipeline::Implementation {
     }
     schedule_ = resolve(options_, world_.size(), static_cast<int>(stages_.size()));
     check_stages(stages_, schedule_, world_.rank());
+    check_ties(stages_, options_.ties, schedule_.placement);
     evaluation_ = forwards_of(schedule_);
     if (!schedule_.is_lowered()) run_passes(schedule_, options_.passes);
     require_valid(schedule_, CommModel::kTagged);
@@ -314,8 +325,11 @@ class Pipeline::Implementation {
       }
     } const restore{back_to_training};
 
+    const bool sums_ties = tied_ && inputs.training;
+    const TiedParameters::Aside aside = sums_ties ? tied_->set_aside() : TiedParameters::Aside();
     StepOutputs outputs = inputs.training ? executor_->run(training_program_, schedule_, inputs)
                                           : executor_->run(evaluation_program_, evaluation_, inputs);
+    if (sums_ties) tied_->sum();
     if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
     StepResult result;
     if (shapes != nullptr) {

@@ -1,5 +1,6 @@
 #include "stagecraft/runtime/world.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "stagecraft/core/error.h"
@@ -50,6 +51,14 @@ std::string World::name() const {
 }
 
 Group World::more_peers() { return {*whole_, peers_.members(), whole_->new_group_id(), timeout_}; }
+
+std::unique_ptr<Group> World::some_of_pipeline(const std::vector<RankId>& ranks) {
+  const std::int32_t id = whole_->new_group_id();
+  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) return nullptr;
+  std::vector<RankId> members;
+  for (const RankId member : ranks) members.push_back(pipeline_.members()[member.index()]);
+  return std::make_unique<Group>(*whole_, std::move(members), id, timeout_);
+}
 
 at::Tensor World::share_of(const at::Tensor& batch) const {
   const std::vector<std::int64_t> rows = even_sizes(batch.size(0), replicas());

@@ -46,6 +46,13 @@ class ActionContext {
   const std::function<void()>& run_;
 };
 
+/// A parameter that several stages have under one name: equal at the start, and kept equal, since each gets the sum of
+/// the gradients of all.
+struct Tie {
+  std::string parameter;
+  std::vector<int> stages;
+};
+
 struct PipelineOptions {
   /// The name of a known schedule ("1F1B", "InterleavedZeroBubble", ...), or the path of a CSV file.
   std::string schedule = "1F1B";
@@ -58,6 +65,8 @@ struct PipelineOptions {
   LossScale loss_scale = LossScale::kMean;
   /// Skip connections and the like; stages without edges take what the stage before returns.
   std::vector<Edge> edges = {};
+  /// Their gradients are summed at the end of every step.
+  std::vector<Tie> ties = {};
   /// By position; arguments beyond the list are cut along dimension 0.
   std::vector<Split> argument_splits = {};
   /// By name; others are cut along dimension 0.

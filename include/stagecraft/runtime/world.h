@@ -66,6 +66,10 @@ class World {
   /// Another group of the peers, for another thread; all ranks of the world make it alike.
   [[nodiscard]] Group more_peers();
 
+  /// Some ranks of this pipeline, in this order; none on ranks that are not among them. All ranks of the world make it
+  /// alike.
+  [[nodiscard]] std::unique_ptr<Group> some_of_pipeline(const std::vector<RankId>& ranks);
+
   /// The rows (dimension 0) of a batch that this replica is to train on: as even as possible, in the order of replicas.
   [[nodiscard]] at::Tensor share_of(const at::Tensor& batch) const;
 

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stagecraft/file/zip.h"
+#include "stagecraft/graph/cut.h"
+#include "stagecraft/graph/program.h"
+#include "stagecraft/runtime/pipeline.h"
+
+/// Models exported from Python, trained without Python.
+namespace stagecraft {
+
+/// Where to cut; one of these.
+struct CutOptions {
+  /// So many stages, balanced by estimated work.
+  int stages = 0;
+  /// At the beginning or the end of these modules.
+  std::vector<graph::ModuleCut> at = {};
+  /// Where the model itself says so: `pipe_split()`, or stage annotations.
+  bool marked = false;
+  /// Whatever you like: places in Program::nodes before which to cut, ascending.
+  std::function<std::vector<int>(const graph::Program&)> policy = {};
+  /// Which model of the file, if it has several.
+  std::string model = {};
+};
+
+/// An exported model, cut into stages. The file is read when needed and never changed; keep it while stages are built.
+class Pipe {
+ public:
+  /// Reads everything but the weights. Throws FileError for a file that is not an exported program, and InvalidArgument
+  /// for cuts that cannot be made and operators that LibTorch does not have, all together.
+  explicit Pipe(const std::string& path, const CutOptions& options = {});
+
+  [[nodiscard]] int stages() const { return static_cast<int>(cut_.stages.size()); }
+  [[nodiscard]] const graph::Program& program() const { return *program_; }
+  [[nodiscard]] const graph::CutProgram& cut() const { return cut_; }
+  /// A table of the stages: operators, parameters, bytes in and out.
+  [[nodiscard]] std::string summary() const;
+
+  /// Reads the weights of one stage, and of no other.
+  [[nodiscard]] Stage build_stage(int index, at::Device device = at::kCPU) const;
+  /// Several stages of one rank: a parameter that they share is one tensor.
+  [[nodiscard]] std::vector<Stage> build_stages(const std::vector<StageId>& indices,
+                                                at::Device device = at::kCPU) const;
+  /// Those that the schedule puts on this rank.
+  [[nodiscard]] std::vector<Stage> build_stages(const World& world, const std::string& schedule) const;
+
+  /// The same options with edges, ties, and how inputs are cut into microbatches: along the dimension that was exported
+  /// as dynamic, as a whole where there is none.
+  [[nodiscard]] PipelineOptions options(PipelineOptions options) const;
+
+  /// Every name of a parameter that has several, and the one under which stages have it.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> other_names() const;
+
+ private:
+  std::shared_ptr<const ZipArchive> archive_;
+  std::shared_ptr<const graph::Program> program_;
+  graph::CutProgram cut_;
+};
+
+}  // namespace stagecraft

@@ -1,0 +1,84 @@
+#include "stagecraft/file/bytes.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+namespace {
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+[[noreturn]] void refuse_range(const ByteSource& source, std::uint64_t offset, std::uint64_t size) {
+  throw FileError(source.name(), "bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) +
+                                     " are asked for, but there are only " + std::to_string(source.size()) +
+                                     ": the file was cut off, or changed while it was read");
+}
+
+class OpenFile : public ByteSource {
+ public:
+  explicit OpenFile(const std::string& path) : ByteSource(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (fd_ < 0) throw FileError(path, "cannot be opened: " + reason(errno));
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      ::close(fd_);
+      throw FileError(path, "not a file that can be read by position: give an ordinary file");
+    }
+    size_ = static_cast<std::uint64_t>(status.st_size);
+  }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  ~OpenFile() override { ::close(fd_); }
+
+  [[nodiscard]] std::uint64_t size() const override { return size_; }
+
+  void read(std::uint64_t offset, void* into, std::size_t size) const override {
+    if (offset > size_ || size > size_ - offset) refuse_range(*this, offset, size);
+    auto* next = static_cast<char*>(into);
+    while (size > 0) {
+      const ssize_t got = ::pread(fd_, next, size, static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw FileError(name(), "cannot be read: " + reason(errno));
+      if (got == 0) refuse_range(*this, offset, size);
+      next += got;
+      offset += static_cast<std::uint64_t>(got);
+      size -= static_cast<std::size_t>(got);
+    }
+  }
+
+ private:
+  int fd_;
+  std::uint64_t size_ = 0;
+};
+
+class InMemory : public ByteSource {
+ public:
+  InMemory(std::string name, std::string bytes) : ByteSource(std::move(name)), bytes_(std::move(bytes)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return bytes_.size(); }
+
+  void read(std::uint64_t offset, void* into, std::size_t size) const override {
+    if (offset > bytes_.size() || size > bytes_.size() - offset) refuse_range(*this, offset, size);
+    if (size > 0) std::memcpy(into, bytes_.data() + offset, size);
+  }
+
+ private:
+  std::string bytes_;
+};
+
+}  // namespace
+
+std::shared_ptr<const ByteSource> open_file(const std::string& path) { return std::make_shared<OpenFile>(path); }
+
+std::shared_ptr<const ByteSource> bytes_in_memory(std::string name, std::string bytes) {
+  return std::make_shared<InMemory>(std::move(name), std::move(bytes));
+}
+
+}  // namespace stagecraft

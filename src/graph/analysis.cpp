@@ -1,0 +1,103 @@
+#include "analysis.h"
+
+#include <map>
+#include <numeric>
+
+namespace stagecraft::graph {
+namespace {
+
+/// Sets of values, joined one after the other.
+class Groups {
+ public:
+  explicit Groups(std::size_t count) : parents_(count) { std::iota(parents_.begin(), parents_.end(), 0); }
+  int find(int value) {
+    while (parents_[static_cast<std::size_t>(value)] != value) {
+      int& parent = parents_[static_cast<std::size_t>(value)];
+      parent = parents_[static_cast<std::size_t>(parent)];
+      value = parent;
+    }
+    return value;
+  }
+  void join(int a, int b) { parents_[static_cast<std::size_t>(find(a))] = find(b); }
+
+ private:
+  std::vector<int> parents_;
+};
+
+}  // namespace
+
+Analysis::Analysis(const Program& program)
+    : origins_(program.values.size(), Origin::kData),
+      makers_(program.values.size(), -1),
+      inputs_(program.values.size(), -1),
+      owned_(program.nodes.size(), true),
+      is_changed_(program.values.size(), false) {
+  std::vector<Effects> effects;
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    effects.push_back(effects_of(program.nodes[i]));
+    for (const ValueId value : program.nodes[i].makes()) makers_[static_cast<std::size_t>(value)] = static_cast<int>(i);
+  }
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    if (program.inputs[i].value != kNoValue) {
+      inputs_[static_cast<std::size_t>(program.inputs[i].value)] = static_cast<int>(i);
+    }
+  }
+  find_changed(program, effects);
+  find_origins(program, effects);
+}
+
+void Analysis::find_changed(const Program& program, const std::vector<Effects>& effects) {
+  Groups groups(program.values.size());
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    for (const ValueId made : program.nodes[i].makes()) {
+      for (const ValueId shared : effects[i].shares) groups.join(made, shared);
+    }
+  }
+  std::map<int, Changed> by_root;
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    for (const ValueId value : effects[i].changes) by_root[groups.find(value)].nodes.push_back(static_cast<int>(i));
+  }
+  for (const Update& update : program.updates) {
+    by_root[groups.find(program.inputs[static_cast<std::size_t>(update.input)].value)];
+  }
+  for (std::size_t v = 0; v < program.values.size(); ++v) {
+    const auto found = by_root.find(groups.find(static_cast<int>(v)));
+    if (found == by_root.end()) continue;
+    found->second.values.push_back(static_cast<ValueId>(v));
+    is_changed_[v] = true;
+  }
+  for (auto& [root, group] : by_root) changed_.push_back(std::move(group));
+}
+
+void Analysis::find_origins(const Program& program, const std::vector<Effects>& effects) {
+  for (const Input& input : program.inputs) {
+    if (input.value == kNoValue || is_changed_[static_cast<std::size_t>(input.value)]) continue;
+    if (input.kind == Input::Kind::kBuffer || input.kind == Input::Kind::kConstant) {
+      origins_[static_cast<std::size_t>(input.value)] = Origin::kConstant;
+    }
+  }
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    const Node& node = program.nodes[i];
+    const std::vector<ValueId> made = node.makes();
+    bool from_data = made.empty() || effects[i].random || !effects[i].changes.empty();
+    if (!reads_size(node)) {
+      for (const ValueId used : node.uses()) from_data |= origin(used) == Origin::kData;
+    }
+    for (const ValueId value : made) {
+      from_data |= is_changed_[static_cast<std::size_t>(value)];
+      // Elements of a constant as a number are data: no other stage can read them off.
+      from_data |=
+          !program.values[static_cast<std::size_t>(value)].is_tensor() && !reads_size(node) && !computes_number(node);
+    }
+    if (from_data) continue;
+    owned_[i] = false;
+    for (const ValueId value : made) {
+      origins_[static_cast<std::size_t>(value)] =
+          program.values[static_cast<std::size_t>(value)].is_tensor() ? Origin::kConstant : Origin::kSize;
+    }
+  }
+}
+
+std::vector<bool> changed_values(const Program& program) { return Analysis(program).is_changed(); }
+
+}  // namespace stagecraft::graph

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cursor.h"
+#include "stagecraft/graph/program.h"
+
+namespace stagecraft::graph {
+
+/// Reads nodes and values of a graph, and of the graphs of its regions, into a program. Faults of single nodes are
+/// collected; a text that is not of the format is an InvalidArgument.
+class GraphReader {
+ public:
+  GraphReader(Program& program, std::vector<std::string>& faults) : program_(program), faults_(faults) {}
+
+  /// Names of values in the graph being read.
+  using Scope = std::unordered_map<std::string, ValueId>;
+
+  /// Gives the graph's inputs their values, in order; then `read_nodes`.
+  void declare_inputs(const Cursor& graph, Scope& scope);
+  void read_nodes(const Cursor& graph, Scope& scope, int context = 0, int depth = 0);
+
+  /// An argument of any kind but a graph.
+  Argument argument(const Cursor& cursor, const Scope& scope);
+  TensorType tensor_type(const Cursor& cursor);
+
+  /// "Symbol('s72', positive=True, integer=True)" becomes "s72".
+  static std::string plain_expression(const std::string& expression);
+
+ private:
+  ValueId declare(const std::string& name, ValueInfo::Kind kind, const Cursor& graph, Scope& scope);
+  [[nodiscard]] Use use(const std::string& name, const Cursor& where, const Scope& scope) const;
+  Argument sym(const Cursor& cursor, const char* fixed, const Scope& scope);
+  std::vector<std::int64_t> integers(const Cursor& cursor) const;
+  Size size(const Cursor& cursor) const;
+
+  void read_node(const Cursor& cursor, const Cursor& graph, Scope& scope, int context, int depth);
+  void read_region(const Cursor& cursor, Scope& scope, int context, int depth);
+  void read_origin(const Cursor& cursor, Node& node);
+  int find_or_add(const Context& context);
+  int find_or_add_module(const std::string& path, const std::string& type, int parent);
+
+  Program& program_;
+  std::vector<std::string>& faults_;
+  std::unordered_map<std::string, int> modules_;
+};
+
+}  // namespace stagecraft::graph

@@ -1,0 +1,176 @@
+#include "stagecraft/graph/operators.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+namespace stagecraft::graph {
+namespace {
+
+/// Operators whose schema says that results are views, and those that return their input or a view of it without saying
+/// so.
+const std::set<std::string_view>& sharing_operators() {
+  static const std::set<std::string_view> names = {
+      "_conj", "_fw_primal", "_grad_sum_to_size", "_indices", "_make_dual", "_neg_view", "_nested_get_values",
+      "_nested_view_from_buffer", "_nested_view_from_jagged", "_reshape_alias", "_sparse_broadcast_to",
+      "_test_autograd_multiple_dispatch_view", "_unpack_dual", "_values", "adjoint", "alias", "as_strided",
+      "broadcast_to", "ccol_indices", "chunk", "coalesce", "col_indices", "conj", "contiguous", "crow_indices",
+      "detach", "diagonal", "dsplit", "expand", "expand_as", "flatten", "hsplit", "imag", "indices", "lift_fresh",
+      "linalg_diagonal", "mH", "mT", "matrix_H", "moveaxis", "movedim", "narrow", "numpy_T", "permute", "pin_memory",
+      "positive", "ravel", "real", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "row_indices", "select",
+      "slice", "slice_inverse", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "tensor_split",
+      "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "values", "view", "view_as", "view_as_complex",
+      "view_as_real", "vsplit", "_autocast_to_full_precision", "_autocast_to_reduced_precision",
+      // Without saying so:
+      "_unsafe_view", "alpha_dropout", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "dropout",
+      "feature_alpha_dropout", "feature_dropout", "meshgrid", "sum_to_size", "type_as", "unsafe_chunk", "unsafe_split",
+      "unsafe_split_with_sizes"};
+  return names;
+}
+
+const std::set<std::string_view>& random_operators() {
+  static const std::set<std::string_view> names = {
+      "bernoulli",      "bernoulli_",     "binomial",         "cauchy_",
+      "exponential_",   "geometric_",     "log_normal_",      "multinomial",
+      "native_dropout", "normal",         "normal_",          "poisson",
+      "rand",           "rand_like",      "randint",          "randint_like",
+      "randn",          "randn_like",     "random_",          "randperm",
+      "rrelu",          "rrelu_",         "rrelu_with_noise", "rrelu_with_noise_",
+      "uniform_",       "_fused_dropout", "_standard_gamma",  "_sample_dirichlet"};
+  return names;
+}
+
+struct Name {
+  std::string_view space;
+  std::string_view base;
+};
+
+Name name_of(std::string_view target) {
+  const std::size_t colons = target.find("::");
+  if (colons == std::string_view::npos) return {{}, target};
+  std::string_view base = target.substr(colons + 2);
+  base = base.substr(0, base.find('.'));
+  return {target.substr(0, colons), base};
+}
+
+void add_tensors(const Argument& argument, std::vector<ValueId>& all) {
+  if (const auto* use = std::get_if<Use>(&argument)) all.push_back(use->value);
+  if (const auto* uses = std::get_if<Uses>(&argument)) {
+    for (const Use& use : *uses) {
+      if (use.value != kNoValue) all.push_back(use.value);
+    }
+  }
+}
+
+bool is_set(const Node& node, std::string_view flag, bool otherwise) {
+  const Argument* given = node.argument(flag);
+  const auto* value = given == nullptr ? nullptr : std::get_if<bool>(given);
+  return value == nullptr ? otherwise : *value;
+}
+
+bool draws(const Node& node, std::string_view base) {
+  if (random_operators().contains(base)) return true;
+  if (base.find("dropout") != std::string_view::npos) return is_set(node, "train", true);
+  if (const Argument* rate = node.argument("dropout_p")) {
+    const auto* value = std::get_if<double>(rate);
+    return value == nullptr || *value != 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool changes_first_argument(std::string_view name) {
+  const auto [space, base] = name_of(name);
+  if (base == "record_stream" || base == "retain_grad" || base == "set_data") return true;
+  static constexpr std::array kDouble = {"__iand__", "__ior__",  "__ixor__", "__ilshift__", "__irshift__",
+                                         "__iadd__", "__isub__", "__imul__", "__idiv__"};
+  if (std::find(kDouble.begin(), kDouble.end(), base) != kDouble.end()) return true;
+  return base.ends_with('_') && !base.ends_with("__");
+}
+
+bool may_share_memory(std::string_view name) {
+  const auto [space, base] = name_of(name);
+  if (space != "aten") return true;  // nothing is known about it
+  return sharing_operators().contains(base) || changes_first_argument(name);
+}
+
+std::vector<std::string_view> changed_arguments(std::string_view name) {
+  const auto [space, base] = name_of(name);
+  if (base.find("batch_norm") != std::string_view::npos || base == "instance_norm")
+    return {"running_mean", "running_var"};
+  if (base.find("rrelu_with_noise") == 0) return {"noise"};
+  if (base.find("moving_avg_obs") != std::string_view::npos) {
+    return {"running_min", "running_max", "scale", "zero_point"};
+  }
+  if (base == "_amp_update_scale_") return {"growth_tracker"};
+  if (base == "_amp_foreach_non_finite_check_and_unscale_") return {"found_inf"};
+  return {"out"};
+}
+
+Effects effects_of(const Node& node) {
+  Effects effects;
+  const auto [space, base] = name_of(node.target);
+  const bool unknown = !space.empty() && space != "aten";
+  effects.random = unknown || draws(node, base);
+  if (changes_first_argument(node.target) && !node.arguments.empty()) {
+    add_tensors(node.arguments.front().value, effects.changes);
+  }
+  // Statistics stay as they are in evaluation.
+  const bool keeps = !is_set(node, "training", true) || !is_set(node, "use_input_stats", true);
+  for (const std::string_view name : changed_arguments(node.target)) {
+    const Argument* given = node.argument(name);
+    if (given != nullptr && !keeps) add_tensors(*given, effects.changes);
+  }
+  if (unknown || may_share_memory(node.target)) {
+    for (const NamedArgument& given : node.arguments) add_tensors(given.value, effects.shares);
+  }
+  return effects;
+}
+
+bool reads_size(const Node& node) {
+  return node.target.starts_with("aten::sym_size") || node.target.starts_with("aten::sym_numel") ||
+         node.target.starts_with("aten::sym_stride") || node.target.starts_with("aten::sym_storage_offset");
+}
+
+bool computes_number(const Node& node) {
+  return node.target.starts_with("_operator.") || node.target.starts_with("torch.sym_") ||
+         node.target.starts_with("math.") || node.target.starts_with("builtins.");
+}
+
+double work_of(const Program& program, const Node& node) {
+  const auto type_of = [&](std::string_view name) -> const TensorType* {
+    const Argument* given = node.argument(name);
+    const auto* use = given == nullptr ? nullptr : std::get_if<Use>(given);
+    return use == nullptr ? nullptr : &program.values[static_cast<std::size_t>(use->value)].tensor;
+  };
+  const auto size = [](const TensorType& type, std::size_t from_end) {
+    return type.sizes.size() < from_end ? 1.0 : static_cast<double>(type.sizes[type.sizes.size() - from_end].value);
+  };
+  double made = 0;
+  for (const ValueId value : node.makes()) {
+    const ValueInfo& info = program.values[static_cast<std::size_t>(value)];
+    if (info.is_tensor()) made += static_cast<double>(info.tensor.elements());
+  }
+  const auto [space, base] = name_of(node.target);
+  if (base == "linear" || base.find("conv") != std::string_view::npos) {
+    if (const TensorType* weight = type_of("weight"); weight != nullptr && !weight->sizes.empty()) {
+      const auto rows = static_cast<double>(std::max<std::int64_t>(1, weight->sizes.front().value));
+      return 2 * made * static_cast<double>(weight->elements()) / rows;
+    }
+  }
+  for (const std::string_view first : {"self", "mat1", "batch1", "input"}) {
+    const bool multiplies = base == "matmul" || base == "mm" || base == "bmm" || base == "addmm" || base == "baddbmm";
+    const TensorType* left = multiplies && !(base == "addmm" && first == "self") ? type_of(first) : nullptr;
+    if (left != nullptr) return 2 * made * size(*left, 1);
+  }
+  if (base == "scaled_dot_product_attention") {
+    const TensorType* query = type_of("query");
+    const TensorType* key = type_of("key");
+    if (query != nullptr && key != nullptr) return 4 * static_cast<double>(query->elements()) * size(*key, 2);
+  }
+  if (may_share_memory(node.target) && !changes_first_argument(node.target)) return 0;
+  return 10 * made;  // it moves memory more than it computes
+}
+
+}  // namespace stagecraft::graph

@@ -1,0 +1,90 @@
+#include "weights_reader.h"
+
+#include "cursor.h"
+
+namespace stagecraft::graph {
+namespace {
+
+std::vector<std::int64_t> fixed_sizes(const Cursor& cursor) {
+  std::vector<std::int64_t> result;
+  cursor.each([&](const Cursor& item) { result.push_back(item["as_int"].integer()); });
+  return result;
+}
+
+/// The end, in elements, of what a tensor covers; -1 when it is too far away to be right.
+std::int64_t end_of(const StoredTensor& tensor) {
+  std::int64_t end = tensor.offset;
+  for (std::size_t i = 0; i < tensor.sizes.size(); ++i) {
+    if (tensor.sizes[i] == 0) return 0;
+    std::int64_t reach = 0;
+    if (__builtin_mul_overflow(tensor.sizes[i] - 1, tensor.strides[i], &reach) ||
+        __builtin_add_overflow(end, reach, &end)) {
+      return -1;
+    }
+  }
+  return __builtin_add_overflow(end, 1, &end) ? -1 : end;
+}
+
+/// Empty when the tensor is fine.
+std::string fault_of(const StoredTensor& tensor, std::uint64_t record_size) {
+  if (tensor.sizes.size() != tensor.strides.size()) return "does not have as many strides as sizes";
+  std::int64_t elements = 1;
+  for (std::size_t i = 0; i < tensor.sizes.size(); ++i) {
+    if (tensor.sizes[i] < 0 || tensor.strides[i] < 0) return "has a negative size or stride";
+    if (__builtin_mul_overflow(elements, tensor.sizes[i], &elements) || elements > (std::int64_t{1} << 56))
+      return "is too large";
+  }
+  if (tensor.offset < 0) return "begins before its record";
+  const std::int64_t end = end_of(tensor);
+  const std::uint64_t room = record_size / static_cast<std::uint64_t>(bytes_of(tensor.element));
+  if (end >= 0 && static_cast<std::uint64_t>(end) <= room) return {};
+  return "needs " + (end < 0 ? std::string("more than 2^63") : std::to_string(end)) + " elements of " +
+         std::string(text(tensor.element)) + ", but its record '" + tensor.record + "' has only " +
+         std::to_string(record_size) + " bytes";
+}
+
+}  // namespace
+
+StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
+                          std::vector<std::string>& faults) {
+  StoredTensors result;
+  if (!archive.contains(folder + configuration)) return result;
+  const nlohmann::json text = nlohmann::json::parse(archive.read_text(folder + configuration), nullptr, false);
+  if (text.is_discarded()) throw InvalidArgument("record '" + folder + configuration + "' is not JSON");
+  Cursor(text, configuration)["config"].each_entry([&](const std::string& name, const Cursor& entry) {
+    const auto refuse = [&](const std::string& why) { faults.push_back("the weight '" + name + "' " + why); };
+    if (entry["use_pickle"].flag()) {
+      refuse("is pickled, which is not read: keep it out of the model, or make it an ordinary tensor");
+      return;
+    }
+    const Cursor meta = entry["tensor_meta"];
+    StoredTensor tensor;
+    const std::int64_t element = meta["dtype"].integer();
+    if (!((element >= 1 && element <= 13) || (element >= 28 && element <= 35))) {
+      refuse("has the element type " + std::to_string(element) + ", which this format does not have");
+      return;
+    }
+    tensor.element = static_cast<ElementType>(element);
+    tensor.record = folder + entry["path_name"].text();
+    tensor.sizes = fixed_sizes(meta["sizes"]);
+    tensor.strides = fixed_sizes(meta["strides"]);
+    tensor.offset = meta["storage_offset"]["as_int"].integer();
+    tensor.requires_grad = meta["requires_grad"].flag();
+    if (meta.has("layout") && meta["layout"].integer() != static_cast<int>(Layout::kStrided)) {
+      refuse("is sparse, which is not supported");
+      return;
+    }
+    if (!archive.contains(tensor.record)) {
+      refuse("is missing: there is no record '" + tensor.record + "'");
+      return;
+    }
+    if (const std::string fault = fault_of(tensor, archive.size(tensor.record)); !fault.empty()) {
+      refuse(fault);
+      return;
+    }
+    result.emplace(name, std::move(tensor));
+  });
+  return result;
+}
+
+}  // namespace stagecraft::graph

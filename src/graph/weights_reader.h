@@ -1,0 +1,19 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "stagecraft/graph/program.h"
+
+namespace stagecraft::graph {
+
+/// By full name.
+using StoredTensors = std::map<std::string, StoredTensor>;
+
+/// The tensors that a folder's configuration lists, each checked to lie inside its record. What is wrong with them goes
+/// to `faults`. A folder without configuration has none.
+StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
+                          std::vector<std::string>& faults);
+
+}  // namespace stagecraft::graph

@@ -1,0 +1,295 @@
+#include "compile.h"
+
+#include <algorithm>
+#include <set>
+
+#include "arguments.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/graph/operators.h"
+
+namespace stagecraft {
+namespace {
+
+using graph::kNoValue;
+using graph::Node;
+using graph::ValueId;
+
+std::optional<c10::OperatorHandle> find_operator(const std::string& target) {
+  const std::size_t space = target.find("::");
+  if (space == std::string::npos) return std::nullopt;
+  const std::size_t dot = target.find('.', space);
+  const std::string name = target.substr(0, dot);
+  const std::string overload = dot == std::string::npos ? "" : target.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchema({name, overload});
+}
+
+/// Training is baked into arguments of these operators.
+void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, Instruction& instruction) {
+  const auto set = [&](const char* name, const c10::IValue& value) {
+    const std::optional<int> position = schema.argumentIndexWithName(name);
+    if (position) instruction.in_evaluation.emplace_back(static_cast<std::uint32_t>(*position), value);
+  };
+  if (node.target.find("dropout") != std::string::npos) set("train", false);
+  if (node.target.find("batch_norm") != std::string::npos || node.target.starts_with("aten::rrelu"))
+    set("training", false);
+  set("dropout_p", 0.0);
+}
+
+/// One pass over the nodes of a stage.
+class StageCompiler {
+ public:
+  StageCompiler(const graph::Program& program, const graph::StageGraph& stage, const LoadedTensors& loaded,
+                at::Device device)
+      : program_(program), stage_(stage), device_(device) {
+    result_.slot_of.assign(program.values.size(), -1);
+    loaded_.resize(program.values.size());
+    for (const auto& [input, tensor] : loaded) {
+      const graph::Input& own = program.inputs[static_cast<std::size_t>(input)];
+      loaded_[static_cast<std::size_t>(own.value)] = tensor;
+      if (own.name.ends_with("num_batches_tracked")) counters_.insert(own.value);
+      if (own.kind == graph::Input::Kind::kBuffer || own.kind == graph::Input::Kind::kConstant)
+        steady_.insert(own.value);
+    }
+    changed_ = graph::changed_values(program);
+    std::erase_if(steady_, [&](ValueId value) { return changed_[static_cast<std::size_t>(value)]; });
+  }
+
+  Compiled run(bool is_last) {
+    for (const ValueId value : stage_.receives) result_.received.push_back(new_slot(value));
+    for (const graph::SizeOf& size : stage_.sizes) add_size(size);
+    for (const int node : stage_.nodes) add_node(node);
+    for (const graph::Update& update : stage_.updates) add_update(update);
+    if (!faults_.empty()) {
+      std::string list;
+      for (const std::string& fault : faults_) list += (list.empty() ? "" : "; ") + fault;
+      throw InvalidArgument(list);
+    }
+    find_last_uses(is_last);
+    keep_constants();
+    return std::move(result_);
+  }
+
+ private:
+  std::int32_t new_slot(ValueId value) {
+    if (value == kNoValue) return -1;
+    value_in_.push_back(value);
+    return result_.slot_of[static_cast<std::size_t>(value)] = result_.slots++;
+  }
+
+  void add_size(const graph::SizeOf& size) {
+    Instruction instruction;
+    instruction.kind = Instruction::Kind::kSize;
+    instruction.arguments = {c10::IValue(), c10::IValue(static_cast<std::int64_t>(size.dimension))};
+    instruction.fills.push_back({Fill::Kind::kValue, false, 0, result_.slot_of[static_cast<std::size_t>(size.tensor)]});
+    instruction.results.push_back({false, {new_slot(size.number)}});
+    instruction.node = -1;
+    result_.instructions.push_back(std::move(instruction));
+  }
+
+  void add_node(int index) {
+    const Node& node = program_.nodes[static_cast<std::size_t>(index)];
+    Instruction instruction;
+    instruction.node = index;
+    instruction.context = node.context;
+    const ArgumentMaker::Find find = [&](ValueId value) {
+      return ArgumentMaker::Place{loaded_[static_cast<std::size_t>(value)],
+                                  result_.slot_of[static_cast<std::size_t>(value)]};
+    };
+    const ArgumentMaker maker(find, device_);
+    try {
+      resolve(node, maker, instruction);
+    } catch (const InvalidArgument& error) {
+      faults_.push_back(program_.describe(node) + " " + error.what());
+    }
+    for (const graph::Result& made : node.results) {
+      Instruction::Result& own = instruction.results.emplace_back();
+      own.list = made.list;
+      for (const ValueId value : made.values) own.slots.push_back(new_slot(value));
+    }
+    if (is_constant(node)) {
+      for (const ValueId value : node.makes()) steady_.insert(value);
+      for (const ValueId value : node.uses()) {
+        const at::Tensor& source = loaded_[static_cast<std::size_t>(value)];
+        if (source.defined()) result_.sources.push_back(source);
+      }
+      result_.constants.push_back(std::move(instruction));
+    } else {
+      result_.instructions.push_back(std::move(instruction));
+    }
+  }
+
+  void resolve(const Node& node, const ArgumentMaker& maker, Instruction& instruction) const {
+    const graph::Argument* dimension = node.argument("dim");
+    const auto* tensor = node.arguments.empty() ? nullptr : std::get_if<graph::Use>(&node.arguments.front().value);
+    if (node.target == "aten::sym_size.int" && dimension != nullptr &&
+        std::holds_alternative<std::int64_t>(*dimension) && tensor != nullptr &&
+        !loaded_[static_cast<std::size_t>(tensor->value)].defined()) {
+      instruction.kind = Instruction::Kind::kSize;
+      instruction.arguments = {c10::IValue(), c10::IValue(std::get<std::int64_t>(*dimension))};
+      instruction.fills.push_back(
+          {Fill::Kind::kValue, false, 0, result_.slot_of[static_cast<std::size_t>(tensor->value)]});
+      return;
+    }
+    if (graph::computes_number(node)) {
+      instruction.kind = Instruction::Kind::kNumber;
+      instruction.number = find_number_operation(node.target);
+      if (instruction.number == nullptr) throw InvalidArgument("is an operation on sizes that is not supported");
+      maker.make_numbers(node, instruction);
+      return;
+    }
+    instruction.operation = find_operator(node.target);
+    if (!instruction.operation) {
+      throw InvalidArgument(
+          "is an operator that this LibTorch does not have: link the library that registers it, or export without it");
+    }
+    const c10::FunctionSchema& schema = instruction.operation->schema();
+    maker.make(node, schema, instruction);
+    prepare_evaluation(node, schema, instruction);
+    // Only a tensor argument that comes from a number needs to become a tensor.
+    for (Fill& fill : instruction.fills) {
+      if (fill.kind == Fill::Kind::kTensorOfNumber && is_tensor_slot(fill.slot)) fill.kind = Fill::Kind::kValue;
+    }
+    const std::vector<ValueId> changes = graph::effects_of(node).changes;
+    instruction.skipped_in_evaluation =
+        !changes.empty() &&
+        std::all_of(changes.begin(), changes.end(), [&](ValueId value) { return counters_.contains(value); });
+    if (schema.returns().size() != node.results.size()) {
+      throw InvalidArgument("gives " + std::to_string(schema.returns().size()) + " results, but the program names " +
+                            std::to_string(node.results.size()));
+    }
+  }
+
+  [[nodiscard]] bool is_tensor_slot(std::int32_t slot) const {
+    return slot < 0 || program_.values[static_cast<std::size_t>(value_in_[static_cast<std::size_t>(slot)])].is_tensor();
+  }
+
+  void add_update(const graph::Update& update) {
+    const graph::Input& buffer = program_.inputs[static_cast<std::size_t>(update.input)];
+    Instruction instruction;
+    instruction.operation = find_operator("aten::copy_");
+    instruction.node = -1;
+    instruction.arguments = {loaded_[static_cast<std::size_t>(buffer.value)], c10::IValue(), false};
+    instruction.fills.push_back(
+        {Fill::Kind::kValue, false, 1, result_.slot_of[static_cast<std::size_t>(update.value)]});
+    instruction.results.push_back({false, {-1}});
+    instruction.skipped_in_evaluation = buffer.name.ends_with("num_batches_tracked") ||
+                                        buffer.name.ends_with("running_mean") || buffer.name.ends_with("running_var");
+    result_.instructions.push_back(std::move(instruction));
+  }
+
+  /// Made from literals and tensors that nobody changes, drawing nothing, and not too large to keep.
+  [[nodiscard]] bool is_constant(const Node& node) const {
+    constexpr std::int64_t kLargest = 16 << 20;
+    const std::vector<ValueId> used = node.uses();
+    const std::vector<ValueId> made = node.makes();
+    if (made.empty() || graph::effects_of(node).random) return false;
+    return std::all_of(used.begin(), used.end(), [&](ValueId value) { return steady_.contains(value); }) &&
+           std::none_of(made.begin(), made.end(), [&](ValueId value) {
+             return changed_[static_cast<std::size_t>(value)] ||
+                    program_.values[static_cast<std::size_t>(value)].tensor.bytes() > kLargest;
+           });
+  }
+
+  /// A slot is freed by the last instruction that uses it, or taken away by it.
+  void find_last_uses(bool is_last) {
+    std::vector<std::ptrdiff_t> last(static_cast<std::size_t>(result_.slots), -2);
+    const auto note = [&](std::int32_t slot, std::ptrdiff_t at) {
+      if (slot >= 0) last[static_cast<std::size_t>(slot)] = at;
+    };
+    const auto end = static_cast<std::ptrdiff_t>(result_.instructions.size());
+    for (std::ptrdiff_t i = 0; i < end; ++i) {
+      const Instruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
+      for (const Fill& fill : instruction.fills) {
+        note(fill.slot, i);
+        for (const std::int32_t slot : fill.slots) note(slot, i);
+      }
+      for (const Instruction::Result& made : instruction.results) {
+        for (const std::int32_t slot : made.slots) note(slot, i);
+      }
+    }
+    for (const ValueId value : stage_.sends) note(result_.slot_of[static_cast<std::size_t>(value)], end);
+    if (is_last) {
+      for (const graph::Argument& output : program_.outputs) {
+        if (const auto* use = std::get_if<graph::Use>(&output); use != nullptr && use->value != kNoValue) {
+          note(result_.slot_of[static_cast<std::size_t>(use->value)], end);
+        }
+      }
+    }
+    for (std::ptrdiff_t i = 0; i < end; ++i) {
+      Instruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
+      std::map<std::int32_t, int> uses;
+      for (const Fill& fill : instruction.fills) {
+        if (fill.slot >= 0) ++uses[fill.slot];
+        for (const std::int32_t slot : fill.slots) {
+          if (slot >= 0) ++uses[slot];
+        }
+      }
+      std::set<std::int32_t> frees;
+      for (Fill& fill : instruction.fills) {
+        const bool ends = fill.slot >= 0 && last[static_cast<std::size_t>(fill.slot)] == i;
+        fill.last = ends && uses[fill.slot] == 1;
+        if (ends && !fill.last) frees.insert(fill.slot);
+        for (const std::int32_t slot : fill.slots) {
+          if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) frees.insert(slot);
+        }
+      }
+      for (Instruction::Result& made : instruction.results) {
+        for (std::int32_t& slot : made.slots) {
+          if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) slot = -1;  // nobody wants it
+        }
+      }
+      instruction.frees.assign(frees.begin(), frees.end());
+    }
+    for (std::int32_t& slot : result_.received) {
+      if (slot >= 0 && last[static_cast<std::size_t>(slot)] == -2) slot = -1;
+    }
+    last_ = std::move(last);
+  }
+
+  /// Constants stay where they are used again and again.
+  void keep_constants() {
+    for (const Instruction& instruction : result_.constants) {
+      for (const Instruction::Result& made : instruction.results) {
+        for (const std::int32_t slot : made.slots) {
+          if (slot >= 0 && last_[static_cast<std::size_t>(slot)] >= 0) result_.kept.push_back(slot);
+        }
+      }
+    }
+  }
+
+  const graph::Program& program_;
+  const graph::StageGraph& stage_;
+  at::Device device_;
+  Compiled result_;
+  std::vector<at::Tensor> loaded_;  // by value
+  std::vector<ValueId> value_in_;   // by slot
+  std::vector<bool> changed_;       // by value
+  std::set<ValueId> counters_;
+  std::set<ValueId> steady_;  // constants, and what is made from them alone
+  std::vector<std::string> faults_;
+  std::vector<std::ptrdiff_t> last_;
+};
+
+}  // namespace
+
+Compiled compile_stage(const graph::Program& program, const graph::StageGraph& stage, const LoadedTensors& loaded,
+                       at::Device device, bool is_last) {
+  return StageCompiler(program, stage, loaded, device).run(is_last);
+}
+
+void require_operators(const graph::Program& program) {
+  std::set<std::string> missing;
+  std::string list;
+  for (const Node& node : program.nodes) {
+    const bool known = graph::computes_number(node) ? find_number_operation(node.target) != nullptr
+                                                    : find_operator(node.target).has_value();
+    if (known || !missing.insert(node.target).second) continue;
+    list += (list.empty() ? "" : ", ") + program.describe(node);
+  }
+  if (!list.empty()) {
+    throw InvalidArgument("this LibTorch does not have the operators of " + list +
+                          ": link the library that registers them, or export without them");
+  }
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "instruction.h"
+#include "stagecraft/graph/cut.h"
+
+namespace stagecraft {
+
+/// The tensors of a stage, by place in Program::inputs.
+using LoadedTensors = std::map<int, at::Tensor>;
+
+/// A stage as a flat list of instructions over slots, one per value that is not loaded.
+struct Compiled {
+  std::vector<Instruction> constants;  ///< What depends on nothing that changes: run once.
+  std::vector<Instruction> instructions;
+  std::vector<std::int32_t> received;  ///< Slots, in the order of StageGraph::receives; -1: nobody uses it.
+  std::vector<std::int32_t> slot_of;   ///< By value; -1: it has none.
+  std::vector<std::int32_t> kept;      ///< Slots of constants that instructions or results use.
+  /// What the constants were made from, beside literals.
+  std::vector<at::Tensor> sources;
+  int slots = 0;
+};
+
+/// Resolves every operator and argument. Throws InvalidArgument that lists all that cannot be resolved. Devices named
+/// in the program become `device`.
+Compiled compile_stage(const graph::Program& program, const graph::StageGraph& stage, const LoadedTensors& loaded,
+                       at::Device device, bool is_last);
+
+/// Throws InvalidArgument that lists every operator of the program that this LibTorch does not have.
+void require_operators(const graph::Program& program);
+
+}  // namespace stagecraft

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "compile.h"
+#include "stagecraft/stage/stage.h"
+#include "stagecraft/stage/value.h"
+
+namespace stagecraft {
+
+/// Runs one stage of an exported program, operator by operator, under autograd. One thread at a time.
+class Interpreter {
+ public:
+  /// The program and the stage are kept. Throws InvalidArgument as `compile_stage` does.
+  Interpreter(std::shared_ptr<const graph::Program> program, graph::StageGraph stage, const LoadedTensors& loaded,
+              at::Device device, bool is_last);
+
+  /// `received` as StageGraph::receives says. Returns what StageGraph::sends says; of the last stage, the program's
+  /// outputs.
+  ValueList run(const ValueList& received);
+
+  /// Until it is called with false: dropout does nothing, statistics are used and not changed.
+  void set_evaluation(bool evaluation) { evaluation_ = evaluation; }
+
+ private:
+  using Frame = std::vector<c10::IValue>;
+
+  void make_constants();
+  [[nodiscard]] bool sources_changed() const;
+  void execute(const std::vector<Instruction>& instructions, Frame& frame) const;
+  void call(const Instruction& instruction, Frame& frame, std::vector<c10::IValue>& stack) const;
+  [[nodiscard]] std::string describe(const Instruction& instruction) const;
+  [[nodiscard]] Value result(const graph::Argument& output, const Frame& frame) const;
+
+  std::shared_ptr<const graph::Program> program_;
+  graph::StageGraph stage_;
+  bool is_last_;
+  at::DeviceType device_;
+  std::vector<at::Tensor> loaded_;  // by value
+  Compiled compiled_;
+  std::vector<bool> copied_;  // by argument
+  std::atomic<bool> evaluation_ = false;
+
+  struct Seen {
+    const void* data;
+    std::int64_t version;
+    bool operator==(const Seen&) const = default;
+  };
+  [[nodiscard]] static Seen look_at(const at::Tensor& source);
+  std::vector<c10::IValue> constants_;  // by Compiled::kept
+  std::vector<Seen> seen_;              // by Compiled::sources, when the constants were made
+  bool have_constants_ = false;
+};
+
+}  // namespace stagecraft

@@ -1,0 +1,159 @@
+#include "stagecraft/model/pipe.h"
+
+#include <algorithm>
+
+#include "calling.h"
+#include "interpreter.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/graph/report.h"
+#include "stagecraft/runtime/split.h"
+#include "weights.h"
+
+namespace stagecraft {
+namespace {
+
+std::vector<int> places(const graph::Program& program, const CutOptions& options) {
+  const int ways = (options.stages != 0 ? 1 : 0) + (options.at.empty() ? 0 : 1) + (options.marked ? 1 : 0) +
+                   (options.policy ? 1 : 0);
+  if (ways > 1) throw InvalidArgument("give one way to cut: a number of stages, modules, marks or a policy");
+  if (options.stages != 0) return graph::balanced_places(program, options.stages);
+  if (!options.at.empty()) return graph::places_of(program, options.at);
+  if (options.marked) return graph::marked_places(program);
+  if (options.policy) return options.policy(program);
+  return {};
+}
+
+/// The dimension to cut a leaf along: the first that has the symbol of the batch; none when it has no such dimension.
+std::optional<std::int64_t> batch_dimension(const graph::Program& program, const graph::Input& input,
+                                            const std::string& symbol) {
+  if (input.kind != graph::Input::Kind::kUser) return std::nullopt;
+  const std::vector<graph::Size>& sizes = program.values[static_cast<std::size_t>(input.value)].tensor.sizes;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d].expression == symbol) return static_cast<std::int64_t>(d);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Pipe::Pipe(const std::string& path, const CutOptions& options)
+    : archive_(std::make_shared<ZipArchive>(open_file(path))),
+      program_(std::make_shared<graph::Program>(graph::read_program(*archive_, options.model))) {
+  require_operators(*program_);
+  cut_ = graph::cut(*program_, places(*program_, options));
+}
+
+std::string Pipe::summary() const { return graph::summary(*program_, cut_); }
+
+Stage Pipe::build_stage(int index, at::Device device) const {
+  return std::move(build_stages({StageId(index)}, device).front());
+}
+
+std::vector<Stage> Pipe::build_stages(const World& world, const std::string& schedule) const {
+  const Placement placement = placement_in(world, schedule, stages() / world.size());
+  if (placement.stages() != stages()) {
+    throw InvalidArgument("the model is cut into " + std::to_string(stages()) + " stages, but " + schedule + " on " +
+                          std::to_string(world.size()) + " ranks has " + std::to_string(placement.stages()) +
+                          ": cut into as many, or use another schedule");
+  }
+  const auto here = placement.stages_of(world.rank());
+  return build_stages(std::vector<StageId>(here.begin(), here.end()), world.device());
+}
+
+std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::Device device) const {
+  std::vector<int> inputs;
+  for (const StageId index : indices) {
+    if (index.value < 0 || index.value >= stages()) {
+      throw InvalidArgument("there is no stage " + std::to_string(index.value) + ": stages are 0 to " +
+                            std::to_string(stages() - 1));
+    }
+    const std::vector<int>& loads = cut_.stages[index.index()].loads;
+    inputs.insert(inputs.end(), loads.begin(), loads.end());
+  }
+  std::sort(inputs.begin(), inputs.end());
+  inputs.erase(std::unique(inputs.begin(), inputs.end()), inputs.end());
+  const LoadedTensors all = load_weights(*archive_, *program_, inputs, device);
+
+  std::vector<Stage> built;
+  for (const StageId index : indices) {
+    const graph::StageGraph& graph = cut_.stages[index.index()];
+    LoadedTensors own;
+    NamedTensors parameters;
+    NamedTensors buffers;
+    for (const int input : graph.loads) {
+      const graph::Input& loaded = program_->inputs[static_cast<std::size_t>(input)];
+      own.emplace(input, all.at(input));
+      if (loaded.kind == graph::Input::Kind::kParameter) parameters.emplace_back(loaded.name, all.at(input));
+      if (loaded.kind == graph::Input::Kind::kBuffer) buffers.emplace_back(loaded.name, all.at(input));
+    }
+    const bool is_last = index.value + 1 == stages();
+    auto interpreter = std::make_shared<Interpreter>(program_, graph, own, device, is_last);
+    Stage::Forward forward = [interpreter, program = program_, is_last](const StageCall& call) -> Value {
+      ValueList results = interpreter->run(call.stage.value == 0 ? user_inputs(*program, call) : call.arguments);
+      return is_last ? nested(program->result, results) : Value(std::move(results));
+    };
+    built.emplace_back(index.value, std::move(forward), std::move(parameters), std::move(buffers), [interpreter] {
+      interpreter->set_evaluation(true);
+      return std::function<void()>([interpreter] { interpreter->set_evaluation(false); });
+    });
+  }
+  return built;
+}
+
+PipelineOptions Pipe::options(PipelineOptions options) const {
+  for (const graph::CutEdge& edge : cut_.edges) {
+    const graph::ValueInfo& value = program_->values[static_cast<std::size_t>(edge.value)];
+    options.edges.push_back(
+        {edge.from, edge.output, edge.to, edge.argument, value.is_tensor() && is_differentiable(value.tensor.element)});
+  }
+  for (const graph::Tie& tie : cut_.ties) {
+    options.ties.push_back({program_->inputs[static_cast<std::size_t>(tie.input)].name, tie.stages});
+  }
+  // The batch is what the first dynamic size is about.
+  std::string symbol;
+  for (const graph::Input& input : program_->inputs) {
+    if (input.kind != graph::Input::Kind::kUser || !symbol.empty()) continue;
+    for (const graph::Size& size : program_->values[static_cast<std::size_t>(input.value)].tensor.sizes) {
+      if (symbol.empty()) symbol = size.expression;
+    }
+  }
+  if (symbol.empty()) return options;
+  std::size_t next = 0;
+  std::vector<const graph::Input*> leaves;
+  for (const graph::Input& input : program_->inputs) {
+    if (!input.is_loaded()) leaves.push_back(&input);
+  }
+  const auto split_of = [&](const graph::Tree& tree) {
+    const auto count = static_cast<std::size_t>(tree.leaves());
+    std::optional<std::int64_t> dimension;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto own = batch_dimension(*program_, *leaves[next + i], symbol);
+      if (!dimension) dimension = own;
+    }
+    next += count;
+    return dimension ? Split::along(*dimension) : Split::replicate();
+  };
+  std::size_t position = 0;
+  const auto add = [&](const graph::Tree& tree, const std::string& name) {
+    const Split split = split_of(tree);
+    if (options.argument_splits.size() <= position) options.argument_splits.push_back(split);
+    if (!name.empty()) options.keyword_splits.emplace(name, split);
+    ++position;
+  };
+  for (std::size_t i = 0; i < program_->arguments.children.size(); ++i) {
+    add(program_->arguments.children[i], i < program_->argument_names.size() ? program_->argument_names[i] : "");
+  }
+  for (std::size_t i = 0; i < program_->keywords.children.size(); ++i)
+    add(program_->keywords.children[i], program_->keywords.keys[i]);
+  return options;
+}
+
+std::vector<std::pair<std::string, std::string>> Pipe::other_names() const {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const graph::Input& input : program_->inputs) {
+    for (const std::string& other : input.other_names) names.emplace_back(other, input.name);
+  }
+  return names;
+}
+
+}  // namespace stagecraft

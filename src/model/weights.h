@@ -1,0 +1,14 @@
+#pragma once
+
+#include "compile.h"
+#include "stagecraft/file/zip.h"
+#include "stagecraft/graph/program.h"
+
+namespace stagecraft {
+
+/// Reads these inputs of the program, and nothing else of the archive, straight into their tensors. Tensors that share
+/// a record share memory. Parameters that were trained require gradients.
+LoadedTensors load_weights(const ZipArchive& archive, const graph::Program& program, const std::vector<int>& inputs,
+                           at::Device device);
+
+}  // namespace stagecraft

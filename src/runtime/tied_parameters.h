@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "stagecraft/runtime/pipeline.h"
+#include "stagecraft/runtime/world.h"
+
+namespace stagecraft {
+
+/// Throws InvalidArgument for a tie of stages that do not exist, of fewer than two, or of a parameter that a stage here
+/// does not have.
+void check_ties(const std::vector<Stage>& stages, const std::vector<Tie>& ties, const Placement& placement);
+
+/// Sums the gradients of tied parameters over the stages that have them.
+class TiedParameters {
+ public:
+  /// All ranks make it, with the same ties.
+  TiedParameters(World& world, const std::vector<Stage>& stages, const std::vector<Tie>& ties,
+                 const Placement& placement);
+
+  /// All become what the first stage of the tie has.
+  void make_equal();
+
+  /// While it lives, what earlier steps have left in the gradients is out of the way; it is added again at the end.
+  class Aside {
+   public:
+    Aside() = default;
+    Aside(Aside&& other) noexcept : kept_(std::move(other.kept_)) { other.kept_.clear(); }
+    Aside& operator=(Aside&&) = delete;
+    ~Aside();
+
+   private:
+    friend class TiedParameters;
+    struct Kept {
+      at::Tensor parameter;
+      at::Tensor gradient;
+    };
+    std::vector<Kept> kept_;
+  };
+  [[nodiscard]] Aside set_aside();
+  /// The gradients of this step, the same bits on all ranks.
+  void sum();
+
+ private:
+  struct Shared {
+    std::unique_ptr<Group> group;     // null: all on one rank
+    std::vector<at::Tensor> tensors;  // of this rank, each once
+  };
+  std::vector<Shared> shared_;  // those that this rank has a part of
+};
+
+}  // namespace stagecraft

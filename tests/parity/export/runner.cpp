@@ -1,0 +1,283 @@
+// Runs exported programs, whole and cut, and compares outputs, gradients and buffers with those that Python found.
+//
+//   export_runner JOBS.json    one line of JSON per job goes to standard output
+//
+// A job: {"name", "model": file, "data": file, "tolerance", "microbatches": [...], "cuts": how many random cuts into 3
+// and 4 stages, "evaluation": bool, "steps": 1}. The data, saved by torch.save: {"arguments": [...], "keywords": {...},
+// "outputs": [...], "gradients": {...}, "buffers": {...}}. The loss is the sum of the sines of all outputs.
+
+#include <torch/serialize.h>
+#include <torch/torch.h>
+
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "stagecraft/graph/cut.h"
+#include "stagecraft/model/pipe.h"
+#include "stagecraft/runtime/launch.h"
+#include "stagecraft/stagecraft.h"
+
+namespace sc = stagecraft;
+using nlohmann::json;
+
+namespace {
+
+c10::IValue read_pickle(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return torch::pickle_load(bytes);
+}
+
+sc::Value as_value(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble()) return value.toDouble();
+  if (value.isBool()) return value.toBool();
+  if (value.isString()) return value.toStringRef();
+  if (value.isList() || value.isTuple()) {
+    sc::ValueList list;
+    if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) list.push_back(as_value(item));
+    } else {
+      for (const c10::IValue& item : value.toTupleRef().elements()) list.push_back(as_value(item));
+    }
+    return list;
+  }
+  if (value.isGenericDict()) {
+    sc::ValueDict dict;
+    for (const auto& entry : value.toGenericDict())
+      dict.emplace_back(entry.key().toStringRef(), as_value(entry.value()));
+    return dict;
+  }
+  return {};
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+struct Data {
+  sc::ValueList arguments;
+  sc::ValueDict keywords;
+  std::vector<at::Tensor> outputs;
+  Tensors gradients;
+  Tensors buffers;
+};
+
+Tensors tensors_in(const sc::Value& dict) {
+  Tensors tensors;
+  for (const auto& [name, value] : dict.dict()) tensors[name] = value.tensor();
+  return tensors;
+}
+
+Data read_data(const std::string& path) {
+  const auto dict = read_pickle(path).toGenericDict();
+  Data data;
+  data.arguments = as_value(dict.at("arguments")).list();
+  data.keywords = as_value(dict.at("keywords")).dict();
+  const sc::Value outputs = as_value(dict.at("outputs"));
+  for (const sc::Value& output : outputs.list()) data.outputs.push_back(output.tensor());
+  data.gradients = tensors_in(as_value(dict.at("gradients")));
+  data.buffers = tensors_in(as_value(dict.at("buffers")));
+  return data;
+}
+
+struct Outcome {
+  std::vector<at::Tensor> outputs;
+  Tensors gradients;
+  Tensors buffers;
+  std::mutex mutex;
+};
+
+at::Tensor loss_of(const sc::Value& output, const sc::Value&, const sc::ValueDict&) {
+  at::Tensor total;
+  output.for_each_tensor([&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_floating_point()) return;
+    const at::Tensor own = tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat)).sin().sum();
+    total = total.defined() ? total + own.to(total.scalar_type()) : own;
+  });
+  return total;
+}
+
+void run(const sc::Pipe& pipe, const Data& data, const std::string& schedule, int ranks, int microbatches,
+         bool evaluation, Outcome& outcome) {
+  sc::run_ranks({.ranks = ranks}, [&](sc::World& world) {
+    sc::Pipeline pipeline(
+        world, pipe.build_stages(world, schedule),
+        pipe.options(
+            {.schedule = schedule, .microbatches = microbatches, .loss = loss_of, .loss_scale = sc::LossScale::kSum}));
+    sc::StepOptions options;
+    options.target = at::zeros({microbatches});
+    if (world.is_first()) options.keywords = data.keywords;
+    options.return_outputs = true;
+    const sc::ValueList arguments = pipeline.has_first_stage() ? data.arguments : sc::ValueList();
+    if (!pipeline.has_first_stage()) options.keywords.clear();
+    const sc::StepResult result = evaluation ? pipeline.eval(arguments, options) : pipeline.step(arguments, options);
+    const std::lock_guard lock(outcome.mutex);
+    if (pipeline.has_last_stage())
+      result.output.for_each_tensor([&](const at::Tensor& tensor) { outcome.outputs.push_back(tensor.detach()); });
+    for (const auto& [name, parameter] : pipeline.named_parameters()) {
+      if (parameter.grad().defined()) outcome.gradients[name] = parameter.grad();
+    }
+    for (const sc::Stage& stage : pipeline.stages()) {
+      for (const auto& [name, buffer] : stage.buffers()) outcome.buffers[name] = buffer;
+    }
+  });
+}
+
+/// The largest difference, relative where numbers are large; infinite when shapes or types differ.
+double difference(const at::Tensor& ours, const at::Tensor& theirs) {
+  if (ours.sizes() != theirs.sizes() || ours.scalar_type() != theirs.scalar_type()) return INFINITY;
+  if (ours.numel() == 0) return 0;
+  const at::Tensor a = ours.to(at::kDouble);
+  const at::Tensor b = theirs.to(at::kDouble);
+  const at::Tensor same = a == b;  // infinities too
+  const double scale = std::max(1.0, at::where(b.isfinite(), b, at::zeros_like(b)).abs().max().item<double>());
+  const double worst = at::where(same, at::zeros_like(a), (a - b).abs()).max().item<double>() / scale;
+  return std::isnan(worst) ? INFINITY : worst;
+}
+
+class Comparison {
+ public:
+  Comparison(const Data& data, bool evaluation, bool compares_buffers)
+      : data_(data), evaluation_(evaluation), compares_buffers_(compares_buffers) {}
+
+  /// The worst difference; its name in `where`.
+  double operator()(const Outcome& outcome, std::string& where) const {
+    double worst = 0;
+    const auto note = [&](double own, const std::string& name) {
+      if (own > worst) {
+        worst = own;
+        where = name;
+      }
+    };
+    if (outcome.outputs.size() != data_.outputs.size()) note(INFINITY, "number of outputs");
+    for (std::size_t i = 0; i < std::min(outcome.outputs.size(), data_.outputs.size()); ++i) {
+      note(difference(outcome.outputs[i], data_.outputs[i]), "output " + std::to_string(i));
+    }
+    if (!evaluation_) compare(outcome.gradients, data_.gradients, "gradient of ", note);
+    if (compares_buffers_) compare(outcome.buffers, data_.buffers, "buffer ", note);
+    return worst;
+  }
+
+ private:
+  template <typename Note>
+  static void compare(const Tensors& ours, const Tensors& theirs, const std::string& what, const Note& note) {
+    for (const auto& [name, tensor] : theirs) {
+      const auto found = ours.find(name);
+      note(found == ours.end() ? INFINITY : difference(found->second, tensor), what + name);
+    }
+  }
+
+  const Data& data_;
+  bool evaluation_;
+  bool compares_buffers_;
+};
+
+/// Every kind of schedule that has so many stages.
+std::vector<std::pair<std::string, int>> schedules_for(int stages, int microbatches) {
+  std::vector<std::pair<std::string, int>> all = {{"1F1B", stages},      {"GPipe", stages}, {"ZB-H1", stages},
+                                                  {"Eager1F1B", stages}, {"ZB-H2", stages}, {"Interleaved1F1B", 1}};
+  if (stages % 2 == 0) {
+    for (const char* name : {"InterleavedZeroBubble", "ZBVZeroBubble", "LoopedBFS", "V-Half", "V-Min", "1F1B-V"})
+      all.emplace_back(name, stages / 2);
+    if (microbatches >= stages) all.emplace_back("DualPipeV", stages / 2);
+  }
+  return all;
+}
+
+class Job {
+ public:
+  explicit Job(const json& job)
+      : job_(job),
+        data_(read_data(job.at("data"))),
+        evaluation_(job.value("evaluation", false)),
+        tolerance_(job.at("tolerance")) {}
+
+  json run() {
+    const sc::Pipe whole(job_.at("model"));
+    for (const int microbatches : job_.at("microbatches")) try_out(whole, "1F1B", 1, microbatches, "whole");
+    const auto nodes = static_cast<int>(whole.program().nodes.size());
+    std::vector<int> legal;
+    for (int place = 1; place < nodes; ++place) {
+      if (sc::graph::reason_against(whole.program(), {place}).empty()) legal.push_back(place);
+    }
+    // Places before nodes that are made again anywhere are the same cut as the next one.
+    std::vector<int> distinct;
+    for (std::size_t i = 0; i < legal.size(); ++i) {
+      const bool same = i + 1 < legal.size() && sc::graph::cut(whole.program(), {legal[i]}).stages[0].nodes ==
+                                                    sc::graph::cut(whole.program(), {legal[i + 1]}).stages[0].nodes;
+      if (!same) distinct.push_back(legal[i]);
+    }
+    for (const int place : distinct) cut({place});
+    std::mt19937 random(7);
+    for (int i = 0; i < job_.value("cuts", 0) && distinct.size() >= 3; ++i) {
+      std::vector<int> places = distinct;
+      std::shuffle(places.begin(), places.end(), random);
+      places.resize(i % 2 == 0 ? 2 : 3);
+      std::sort(places.begin(), places.end());
+      if (sc::graph::reason_against(whole.program(), places).empty()) cut(places);
+    }
+    return {{"name", job_.at("name")}, {"runs", runs_},         {"worst", worst_}, {"legal", distinct.size()},
+            {"nodes", nodes},          {"failures", failures_}, {"ties", ties_}};
+  }
+
+ private:
+  void cut(const std::vector<int>& places) {
+    const sc::Pipe pipe(job_.at("model"), {.policy = [&](const sc::graph::Program&) { return places; }});
+    ties_ = std::max(ties_, static_cast<int>(pipe.cut().ties.size()));
+    const std::vector<int> counts = job_.at("microbatches");
+    const int microbatches = counts[static_cast<std::size_t>(runs_) % counts.size()];
+    const auto schedules = schedules_for(pipe.stages(), microbatches);
+    const auto& [schedule, ranks] = schedules[static_cast<std::size_t>(runs_) % schedules.size()];
+    std::string label = "cut before";
+    for (const int place : places) label += " " + pipe.program().nodes[static_cast<std::size_t>(place)].name;
+    try_out(pipe, schedule, ranks, microbatches, label);
+  }
+
+  void try_out(const sc::Pipe& pipe, const std::string& schedule, int ranks, int microbatches,
+               const std::string& label) {
+    ++runs_;
+    std::string where;
+    double worst = INFINITY;
+    try {
+      Outcome outcome;
+      ::run(pipe, data_, schedule, ranks, microbatches, evaluation_, outcome);
+      worst = Comparison(data_, evaluation_, microbatches == 1)(outcome, where);
+    } catch (const std::exception& error) {
+      where = error.what();
+    }
+    if (std::isfinite(worst)) worst_ = std::max(worst_, worst);
+    if (worst <= tolerance_) return;
+    failures_.push_back(label + ", " + schedule + " on " + std::to_string(ranks) + " ranks, " +
+                        std::to_string(microbatches) + " microbatches: " + where +
+                        (std::isfinite(worst) ? " differs by " + std::to_string(worst) : ""));
+  }
+
+  const json& job_;
+  Data data_;
+  bool evaluation_;
+  double tolerance_;
+  int runs_ = 0;
+  int ties_ = 0;
+  double worst_ = 0;
+  std::vector<std::string> failures_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: export_runner JOBS.json\n";
+    return 2;
+  }
+  std::ifstream file(argv[1]);
+  const json jobs = json::parse(file);
+  for (const json& job : jobs) {
+    try {
+      std::cout << Job(job).run().dump() << std::endl;
+    } catch (const std::exception& error) {
+      std::cout << json{{"name", job.at("name")}, {"failures", {error.what()}}}.dump() << std::endl;
+    }
+  }
+}
