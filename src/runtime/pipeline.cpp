@@ -403,7 +403,13 @@ std::vector<at::Tensor> Pipeline::parameters() const {
 
 NamedTensors Pipeline::named_parameters() const {
   NamedTensors all;
-  for (const Stage& stage : stages()) all.insert(all.end(), stage.parameters().begin(), stage.parameters().end());
+  for (const Stage& stage : stages()) {
+    for (const auto& [name, parameter] : stage.parameters()) {
+      const bool listed = std::any_of(all.begin(), all.end(),
+                                      [&own = parameter](const auto& other) { return other.second.is_same(own); });
+      if (!listed) all.emplace_back(name, parameter);
+    }
+  }
   return all;
 }
 

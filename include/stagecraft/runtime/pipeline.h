@@ -150,7 +150,7 @@ class Pipeline {
   /// Throws like `step` when the shapes do not fit.
   std::vector<StageShapes> infer_shapes(const ValueList& arguments = {}, const StepOptions& options = {});
 
-  /// Of this rank's stages.
+  /// Of this rank's stages; one that several of them share is listed once.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] NamedTensors named_parameters() const;
   [[nodiscard]] const std::vector<Stage>& stages() const;

@@ -190,11 +190,12 @@ class Job {
  public:
   explicit Job(const json& job)
       : job_(job),
-        data_(read_data(job.at("data"))),
+        data_(job.contains("train") ? Data() : read_data(job.at("data"))),
         evaluation_(job.value("evaluation", false)),
         tolerance_(job.at("tolerance")) {}
 
   json run() {
+    if (job_.contains("train")) return train();
     const sc::Pipe whole(job_.at("model"));
     for (const int microbatches : job_.at("microbatches")) try_out(whole, "1F1B", 1, microbatches, "whole");
     const auto nodes = static_cast<int>(whole.program().nodes.size());
@@ -223,6 +224,46 @@ class Job {
   }
 
  private:
+  json train() {
+    const json& how = job_.at("train");
+    const sc::Value data = as_value(read_pickle(job_.at("data")));
+    const sc::ValueList& batches = data.at("batches").list();
+    const sc::ValueList& expected = data.at("losses").list();
+    const sc::Pipe pipe(job_.at("model"), {.stages = how.at("stages").get<int>()});
+    const std::string schedule = how.at("schedule");
+    const std::string wanted = how.at("output");
+    const auto loss = [&](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {
+      const at::Tensor& scores = output.is_dict() ? output.at(wanted).tensor() : output.tensor();
+      return at::cross_entropy_loss(scores.flatten(0, -2), target.tensor().flatten());
+    };
+    std::vector<double> losses;
+    sc::run_ranks({.ranks = how.at("ranks").get<int>()}, [&](sc::World& world) {
+      sc::Pipeline pipeline(
+          world, pipe.build_stages(world, schedule),
+          pipe.options({.schedule = schedule, .microbatches = job_.at("microbatches")[0].get<int>(), .loss = loss}));
+      torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(how.at("rate").get<double>()));
+      for (int step = 0; step < how.at("steps").get<int>(); ++step) {
+        const sc::Value& batch = batches[static_cast<std::size_t>(step) % batches.size()];
+        sc::StepOptions options;
+        options.target = batch.at("target");
+        if (pipeline.has_first_stage()) options.keywords = batch.at("keywords").dict();
+        const sc::StepResult result = pipeline.step({}, options);
+        optimizer.step();
+        optimizer.zero_grad();
+        if (pipeline.has_last_stage()) losses.push_back(result.loss());
+      }
+    });
+    for (std::size_t step = 0; step < losses.size(); ++step) {
+      const double own = std::abs(losses[step] - expected[step].real());
+      worst_ = std::max(worst_, own);
+      if (own > tolerance_ || std::isnan(own))
+        failures_.push_back("step " + std::to_string(step) + ": loss " + std::to_string(losses[step]) +
+                            ", Python's is " + std::to_string(expected[step].real()));
+    }
+    return {{"name", job_.at("name")}, {"worst", worst_},       {"failures", failures_},
+            {"first", losses.front()}, {"last", losses.back()}, {"ties", pipe.cut().ties.size()}};
+  }
+
   void cut(const std::vector<int>& places) {
     const sc::Pipe pipe(job_.at("model"), {.policy = [&](const sc::graph::Program&) { return places; }});
     ties_ = std::max(ties_, static_cast<int>(pipe.cut().ties.size()));

@@ -1,0 +1,138 @@
+"""Published architectures, small and with random weights, trained 20 steps in C++: the losses are Python's."""
+
+import copy
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+import warnings
+
+import torch
+
+warnings.filterwarnings("ignore")
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+os.environ["HF_HUB_OFFLINE"] = "1"
+import transformers  # noqa: E402
+
+RUNNER = os.environ["STAGECRAFT_EXPORT_RUNNER"]
+STEPS, RATE = 20, 1e-3
+SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def tokens():
+    return torch.randint(0, 64, (8, 12))
+
+
+def causal(config, make):
+    def batch():
+        ids = tokens()
+        return {"input_ids": ids}, ids.roll(-1, 1)
+
+    return make(config), batch
+
+
+def gpt2():
+    return causal(transformers.GPT2Config(n_layer=3, n_head=4, n_embd=32, vocab_size=64, n_positions=32, use_cache=False,
+                                          resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), transformers.GPT2LMHeadModel)
+
+
+def llama():
+    return causal(transformers.LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=64, use_cache=False),
+                  transformers.LlamaForCausalLM)
+
+
+def qwen2():
+    return causal(transformers.Qwen2Config(**SIZES, num_key_value_heads=2, vocab_size=64, use_cache=False,
+                                           tie_word_embeddings=True), transformers.Qwen2ForCausalLM)
+
+
+def bert():
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **NO_DROPOUT, vocab_size=64))
+
+    def batch():
+        ids = tokens()
+        mask = (torch.arange(12) < torch.randint(4, 13, (8, 1))).long()
+        return {"input_ids": ids, "attention_mask": mask}, ids
+
+    return model, batch
+
+
+def t5():
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(
+        num_layers=2, num_heads=4, d_model=32, d_kv=8, d_ff=48, vocab_size=64, use_cache=False, dropout_rate=0.0,
+        decoder_start_token_id=0))
+
+    def batch():
+        ids = tokens()
+        return {"input_ids": tokens(), "decoder_input_ids": ids}, ids.roll(-1, 1)
+
+    return model, batch
+
+
+def vit():
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(
+        **SIZES, **NO_DROPOUT, image_size=16, patch_size=4, num_labels=10))
+    return model, lambda: ({"pixel_values": torch.randn(8, 3, 16, 16)}, torch.randint(0, 10, (8,)))
+
+
+CASES = {  # the schedule, its ranks and stages
+    "gpt2": (gpt2, "1F1B", 2, 2), "llama": (llama, "InterleavedZeroBubble", 2, 4), "qwen2": (qwen2, "ZBVZeroBubble", 2, 4),
+    "bert": (bert, "Interleaved1F1B", 2, 4), "t5": (t5, "GPipe", 3, 3), "vit": (vit, "DualPipeV", 1, 2)}  # fmt: skip
+
+
+class Transformers(unittest.TestCase):
+    def job(self, folder, name, dtype):
+        make, schedule, ranks, stages = CASES[name]
+        torch.manual_seed(0)
+        model, batch = make()
+        model = model.to(dtype).train()
+        cast = lambda tree: {k: v.to(dtype) if v.is_floating_point() else v for k, v in tree.items()}
+        batches = [batch() for _ in range(4)]
+        batches = [{"keywords": cast(keywords), "target": target} for keywords, target in batches]
+        rows = torch.export.Dim("rows", min=1, max=64)
+        keywords = batches[0]["keywords"]
+        program = torch.export.export(model, (), keywords, dynamic_shapes={k: {0: rows} for k in keywords}, strict=False)
+        path = os.path.join(folder, f"{name}_{str(dtype)[-2:]}")
+        torch.export.save(program, path + ".pt2")
+        torch.save({"batches": batches, "losses": self.losses(copy.deepcopy(model), batches)}, path + ".data")
+        return {"name": os.path.basename(path), "model": path + ".pt2", "data": path + ".data", "microbatches": [4],
+                "tolerance": 1e-9 if dtype == torch.float64 else 2e-4,
+                "train": {"steps": STEPS, "rate": RATE, "output": "logits", "stages": stages, "schedule": schedule,
+                          "ranks": ranks}}  # fmt: skip
+
+    def losses(self, model, batches):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+        losses = []
+        for step in range(STEPS):
+            batch = batches[step % len(batches)]
+            scores = model(**batch["keywords"]).logits
+            loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2), batch["target"].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        self.assertLess(losses[-1], losses[0])
+        return losses
+
+    def test_twenty_steps(self):
+        with tempfile.TemporaryDirectory(prefix="stagecraft-transformers-") as folder:
+            jobs = [self.job(folder, name, torch.float64) for name in CASES]
+            jobs += [self.job(folder, name, torch.float32) for name in ("gpt2", "llama")]
+            path = os.path.join(folder, "jobs.json")
+            with open(path, "w") as file:
+                json.dump(jobs, file)
+            done = subprocess.run([RUNNER, path], capture_output=True, text=True, check=False, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        results = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual(len(results), len(jobs))
+        for result in results:
+            with self.subTest(result["name"]):
+                self.assertEqual(result["failures"], [])
+                print(f"  {result['name']}: loss {result['first']:.4f} to {result['last']:.4f}, worst difference "
+                      f"{result['worst']:.1e}, {result['ties']} tied")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
