@@ -94,6 +94,17 @@ class AbortedError : public TransportError {
   using TransportError::TransportError;
 };
 
+/// A file that cannot be read or written, or does not hold what it should. The message begins with its path. A file that
+/// was to be replaced is as it was.
+class FileError : public Error {
+ public:
+  FileError(const std::string& path, const std::string& message) : Error(path + ": " + message), path_(path) {}
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
 /// A broken invariant of Stagecraft itself: please report it.
 class InternalError : public Error {
  public:
