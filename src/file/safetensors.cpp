@@ -10,8 +10,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "faults.h"
 #include "safetensors_header.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 
 namespace stagecraft::safetensors {
 namespace {

@@ -11,7 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "faults.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 
 namespace stagecraft::safetensors {
 namespace {

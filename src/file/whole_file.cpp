@@ -18,6 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// More would make the end of a large file one long wait.
+constexpr std::size_t kSyncedTogether = std::size_t{256} << 20U;
+
 std::string_view remedy(int error) {
   switch (error) {
     case ENOSPC:
@@ -116,7 +119,11 @@ void WholeFile::write(const void* bytes, std::size_t size) {
     if (written <= 0) continue;
     from += written;
     size -= static_cast<std::size_t>(written);
+    unsynced_ += static_cast<std::size_t>(written);
   }
+  if (unsynced_ < kSyncedTogether) return;
+  if (::fdatasync(fd_) != 0 && errno != EINVAL) refuse(path_, errno);
+  unsynced_ = 0;
 }
 
 void WholeFile::finish() {

@@ -42,6 +42,7 @@ class WholeFile {
   std::string target_;  // where the links lead
   std::string hidden_;  // empty once it is moved
   int fd_ = -1;
+  std::size_t unsynced_ = 0;
 };
 
 }  // namespace stagecraft

@@ -4,11 +4,9 @@
 #include <string_view>
 #include <vector>
 
-#include "stagecraft/core/error.h"
-
 namespace stagecraft {
 
-/// What is wrong with a file, collected to be said at once.
+/// What is wrong, collected to be said at once.
 class Faults {
  public:
   static constexpr std::size_t kEnough = 20;
