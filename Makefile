@@ -43,7 +43,7 @@ torch: .venv/.torch-$(TORCH_VERSION)
 	@echo "setup: installing torch $(TORCH_VERSION) into .venv (a minute or two)"
 	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { $(call install_packages,python3-venv); }
 	@$(PYTHON) -m venv .venv || { echo "setup: $(PYTHON) cannot make a virtual environment: install python3-venv, or give PYTHON=..." >&2; exit 1; }
-	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) \
+	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) safetensors numpy \
 	  || { echo "setup: pip could not install torch==$(TORCH_VERSION): check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 

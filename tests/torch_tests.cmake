@@ -28,6 +28,13 @@ stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp)
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/pipeline_errors_test.cpp
                       unit/runtime/memory_test.cpp unit/runtime/replicas_test.cpp
                       unit/stage/microbatches_test.cpp)
+stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
+                      unit/checkpoint/interchange_test.cpp)
+execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
+if(NOT no_safetensors)
+  set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_PYTHON=${STAGECRAFT_PYTHON}
+    STAGECRAFT_TEST_INTERCHANGE=${CMAKE_CURRENT_SOURCE_DIR}/unit/checkpoint/interchange.py PYTHONDONTWRITEBYTECODE=1)
+endif()
 stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp)
 
 if(STAGECRAFT_HAS_MPI)

@@ -49,6 +49,8 @@ Failure failure_in_flight(const std::string& subject) {
     return split_lines(kRefused, located(subject, error.rank(), error.step(), error.what()));
   } catch (const InternalError& error) {
     return bug(subject, error.what());
+  } catch (const FileError& error) {  // knows its path
+    return split_lines(kUnusable, error.what());
   } catch (const Error& error) {  // InvalidArgument, ParseError: their messages already hold the place
     return split_lines(kUnusable, with_subject(subject, error.what()));
   } catch (const std::bad_alloc&) {

@@ -3,43 +3,22 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-
-#include <fmt/format.h>
 
 #include "failure.h"
+#include "stagecraft/file/whole_file.h"
 
 namespace stagecraft::cli {
 namespace {
 
-std::string_view remedy(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-      return "free some space, or write to another place with -o";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "choose a place that you may write to";
-    case ENOENT:
-      return "create its folder first";
-    case EISDIR:
-      return "give the name of a file";
-    case EBADF:
-      return "standard output is closed, so write to a file with -o";
-    case EPIPE:
-      return "nobody reads any more";
-    default:
-      return "check the path";
-  }
+std::string reason(int error) {
+  if (error == EBADF) return "cannot write it: standard output is closed, so write to a file with -o";
+  if (error == EPIPE) return "cannot write it: Broken pipe: nobody reads any more";
+  return cannot_write(error);
 }
 
 }  // namespace
 
-void refuse_output(const std::string& name, int error) {
-  throw Failure(kUnusable, fmt::format("{}: cannot write it: {}: {}", name, std::strerror(error), remedy(error)));
-}
+void refuse_output(const std::string& name, int error) { throw Failure(kUnusable, name + ": " + reason(error)); }
 
 FdWriter::FdWriter(int fd, std::string name) : fd_(fd), name_(std::move(name)) {
   setp(buffer_.data(), buffer_.data() + buffer_.size());

@@ -1,19 +1,10 @@
 #include "temporary_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <utility>
-
-#include "fd_writer.h"
 
 namespace stagecraft::cli {
 namespace {
@@ -58,57 +49,26 @@ class SignalsHeld {
   sigset_t before_;
 };
 
-mode_t mode_of_new_files() {
-  const mode_t mask = ::umask(0);  // the only way to read it
-  ::umask(mask);
-  return 0666 & ~mask;
-}
-
 }  // namespace
 
-TemporaryFile::TemporaryFile(std::string target, std::string name, const struct stat* existing)
-    : target_(std::move(target)), name_(std::move(name)) {
+TemporaryFile::TemporaryFile(const std::string& path) {
   catch_ending_signals();
-  path_ = (std::filesystem::path(target_).parent_path() / ".stagecraft-").string() +
-          std::string(6, 'X');  // what mkostemp fills in
-  {
-    const SignalsHeld held;
-    fd_ = ::mkostemp(path_.data(), O_CLOEXEC);
-    if (fd_ < 0) refuse_output(name_, errno);
-    doomed = path_.c_str();
-  }
-  try {
-    take_over(existing);
-  } catch (...) {
-    discard();
-    throw;
-  }
-}
-
-void TemporaryFile::take_over(const struct stat* existing) {
-  // Only root can give files away; for anyone else the file simply becomes theirs.
-  if (existing != nullptr && ::fchown(fd_, existing->st_uid, existing->st_gid) != 0) errno = 0;
-  const mode_t mode = existing != nullptr ? existing->st_mode & 07777 : mode_of_new_files();
-  if (::fchmod(fd_, mode) != 0) refuse_output(name_, errno);
+  const SignalsHeld held;
+  file_.emplace(path);
+  doomed = file_->hidden_path().c_str();
 }
 
 void TemporaryFile::commit() {
-  // EINVAL: this file system has nothing to sync.
-  if (::fsync(fd_) != 0 && errno != EINVAL) refuse_output(name_, errno);
-  if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) refuse_output(name_, errno);
+  file_->finish();  // takes a while, and may be interrupted
   const SignalsHeld held;
-  if (::rename(path_.c_str(), target_.c_str()) != 0) refuse_output(name_, errno);
-  doomed = nullptr;
-  path_.clear();
-}
-
-void TemporaryFile::discard() {
-  const SignalsHeld held;
-  if (fd_ >= 0) ::close(fd_);
-  if (!path_.empty()) ::unlink(path_.c_str());
+  file_->commit();
   doomed = nullptr;
 }
 
-TemporaryFile::~TemporaryFile() { discard(); }
+TemporaryFile::~TemporaryFile() {
+  const SignalsHeld held;
+  file_.reset();
+  doomed = nullptr;
+}
 
 }  // namespace stagecraft::cli

@@ -2,10 +2,12 @@
 
 /// All of Stagecraft. Link `stagecraft::stagecraft`.
 
-#include "stagecraft/runtime/launch.h"     // IWYU pragma: export
-#include "stagecraft/runtime/pipeline.h"   // IWYU pragma: export
-#include "stagecraft/runtime/split.h"      // IWYU pragma: export
-#include "stagecraft/runtime/world.h"      // IWYU pragma: export
-#include "stagecraft/schedule.h"           // IWYU pragma: export
-#include "stagecraft/stage/from_module.h"  // IWYU pragma: export
-#include "stagecraft/stage/random.h"       // IWYU pragma: export
+#include "stagecraft/checkpoint/checkpoint.h"  // IWYU pragma: export
+#include "stagecraft/model/pipe.h"             // IWYU pragma: export
+#include "stagecraft/runtime/launch.h"         // IWYU pragma: export
+#include "stagecraft/runtime/pipeline.h"       // IWYU pragma: export
+#include "stagecraft/runtime/split.h"          // IWYU pragma: export
+#include "stagecraft/runtime/world.h"          // IWYU pragma: export
+#include "stagecraft/schedule.h"               // IWYU pragma: export
+#include "stagecraft/stage/from_module.h"      // IWYU pragma: export
+#include "stagecraft/stage/random.h"           // IWYU pragma: export

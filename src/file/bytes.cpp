@@ -19,17 +19,17 @@ std::string reason(int error) { return std::generic_category().message(error); }
 [[noreturn]] void refuse_range(const ByteSource& source, std::uint64_t offset, std::uint64_t size) {
   throw FileError(source.name(), "bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) +
                                      " are asked for, but there are only " + std::to_string(source.size()) +
-                                     ": the file was cut off, or changed while it was read");
+                                     ": it has become shorter while it was read: read it when nobody writes it");
 }
 
 class OpenFile : public ByteSource {
  public:
   explicit OpenFile(const std::string& path) : ByteSource(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) throw FileError(path, "cannot be opened: " + reason(errno));
+    if (fd_ < 0) throw FileError(path.empty() ? "''" : path, "cannot read it: " + reason(errno) + ": check the path");
     struct stat status {};
     if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(fd_);
-      throw FileError(path, "not a file that can be read by position: give an ordinary file");
+      throw FileError(path, "cannot read it: it is no ordinary file: give one");
     }
     size_ = static_cast<std::uint64_t>(status.st_size);
   }
@@ -45,7 +45,7 @@ class OpenFile : public ByteSource {
     while (size > 0) {
       const ssize_t got = ::pread(fd_, next, size, static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw FileError(name(), "cannot be read: " + reason(errno));
+      if (got < 0) throw FileError(name(), "cannot read it: " + reason(errno) + ": check the disk");
       if (got == 0) refuse_range(*this, offset, size);
       next += got;
       offset += static_cast<std::uint64_t>(got);

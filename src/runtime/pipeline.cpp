@@ -416,6 +416,8 @@ NamedTensors Pipeline::named_parameters() const {
 const std::vector<Stage>& Pipeline::stages() const { return implementation_->stages_; }
 bool Pipeline::has_first_stage() const { return stages().front().index().value == 0; }
 bool Pipeline::has_last_stage() const { return stages().back().index().value + 1 == schedule().stages(); }
+std::uint64_t Pipeline::steps() const { return implementation_->steps_; }
+void Pipeline::set_steps(std::uint64_t steps) { implementation_->steps_ = steps; }
 const Schedule& Pipeline::schedule() const { return implementation_->schedule_; }
 
 void Pipeline::on(ActionKind kind, std::function<void(const ActionContext&)> handler) {

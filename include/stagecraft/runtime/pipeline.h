@@ -156,6 +156,10 @@ class Pipeline {
   [[nodiscard]] const std::vector<Stage>& stages() const;
   [[nodiscard]] bool has_first_stage() const;
   [[nodiscard]] bool has_last_stage() const;
+  /// Training steps so far, failed ones included. The number of a step is part of what fixes its randomness: a run that
+  /// goes on where another stopped sets it.
+  [[nodiscard]] std::uint64_t steps() const;
+  void set_steps(std::uint64_t steps);
   /// As it is executed: lowered.
   [[nodiscard]] const Schedule& schedule() const;
 

@@ -53,6 +53,8 @@ struct StageOptions {
   /// For layers that compute weight gradients themselves: called right after the autograd backward of a microbatch, it
   /// returns the work that the weight part (or the full backward, at once) runs.
   std::function<std::function<void()>()> deferred_weights = {};
+  /// Names of buffers that checkpoints leave out: tables that the stage makes anyway.
+  std::vector<std::string> not_saved = {};
 };
 
 /// Any callable with parameters. Moves; the tensors inside are shared with whoever made them.

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stagecraft {
+
+/// What is wrong, collected to be said at once.
+class Faults {
+ public:
+  static constexpr std::size_t kEnough = 20;
+
+  void add(std::string fault) {
+    if (texts_.size() < kEnough) texts_.push_back(std::move(fault));
+    ++count_;
+  }
+  [[nodiscard]] bool empty() const { return count_ == 0; }
+  /// "a; b; and 3 more".
+  [[nodiscard]] std::string text() const {
+    std::string all;
+    for (const std::string& text : texts_) all += (all.empty() ? "" : "; ") + text;
+    if (count_ > texts_.size()) all += "; and " + std::to_string(count_ - texts_.size()) + " more";
+    return all;
+  }
+
+ private:
+  std::vector<std::string> texts_;
+  std::size_t count_ = 0;
+};
+
+/// In quotes, of a length and of letters that fit a message.
+inline std::string in_quotes(std::string_view text) {
+  constexpr std::size_t kMost = 100;
+  std::string result = "'";
+  for (const char letter : text.substr(0, kMost)) {
+    const bool is_control = static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f;
+    result += is_control ? '?' : letter;
+  }
+  return result + (text.size() > kMost ? "...'" : "'");
+}
+
+}  // namespace stagecraft

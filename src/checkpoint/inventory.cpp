@@ -1,0 +1,90 @@
+#include "inventory.h"
+
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <set>
+
+namespace stagecraft {
+namespace {
+
+void add_once(NamedTensors& all, const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  for (const auto& [other_name, other] : all) {
+    if (other_name == name && other.is_same(tensor)) return;
+  }
+  all.emplace_back(name, tensor);
+}
+
+}  // namespace
+
+NamedTensors weights_of(const Pipeline& pipeline) {
+  NamedTensors all;
+  for (const Stage& stage : pipeline.stages()) {
+    const std::vector<std::string>& left_out = stage.options().not_saved;
+    for (const auto& [name, tensor] : stage.parameters()) add_once(all, name, tensor);
+    for (const auto& [name, tensor] : stage.buffers()) {
+      if (std::find(left_out.begin(), left_out.end(), name) == left_out.end()) add_once(all, name, tensor);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> not_saved(const Pipeline& pipeline) {
+  std::vector<std::string> names;
+  for (const Stage& stage : pipeline.stages()) {
+    names.insert(names.end(), stage.options().not_saved.begin(), stage.options().not_saved.end());
+  }
+  return names;
+}
+
+NamedTensors optimized(const Pipeline& pipeline, const torch::optim::Optimizer& optimizer) {
+  std::set<const void*> members;
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) members.insert(parameter.unsafeGetTensorImpl());
+  }
+  NamedTensors all;
+  for (const auto& [name, parameter] : pipeline.named_parameters()) {
+    if (parameter.defined() && members.contains(parameter.unsafeGetTensorImpl())) add_once(all, name, parameter);
+  }
+  return all;
+}
+
+bool has_strangers(const Pipeline& pipeline, const torch::optim::Optimizer& optimizer) {
+  std::set<const void*> known;
+  for (const at::Tensor& parameter : pipeline.parameters()) known.insert(parameter.unsafeGetTensorImpl());
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!known.contains(parameter.unsafeGetTensorImpl())) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<std::vector<std::string>> gather(World& world, const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += word + '\0';
+  std::vector<std::vector<std::string>> all;
+  for (const std::string& of_rank : world.everyone().all_gather(text)) {
+    std::vector<std::string>& said = all.emplace_back();
+    for (std::size_t begin = 0; begin < of_rank.size();) {
+      const std::size_t end = of_rank.find('\0', begin);
+      said.push_back(of_rank.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return all;
+}
+
+Faults merged(const std::vector<std::vector<std::string>>& by_rank) {
+  Faults faults;
+  std::set<std::string> seen;
+  for (const auto& of_rank : by_rank) {
+    for (const std::string& fault : of_rank) {
+      if (seen.insert(fault).second) faults.add(fault);
+    }
+  }
+  return faults;
+}
+
+}  // namespace stagecraft

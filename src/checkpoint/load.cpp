@@ -1,0 +1,226 @@
+#include <ATen/ATen.h>
+
+#include <charconv>
+#include <optional>
+#include <set>
+
+#include "dtypes.h"
+#include "inventory.h"
+#include "metadata.h"
+#include "optimizer_state.h"
+#include "stagecraft/checkpoint/checkpoint.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/file/safetensors.h"
+#include "together.h"
+
+namespace stagecraft {
+namespace {
+
+using safetensors::Entry;
+using safetensors::Reader;
+
+std::string form_text(at::ScalarType type, at::IntArrayRef shape) {
+  const std::string dtype = dtype_name(type);
+  return Entry{"", dtype.empty() ? c10::toString(type) : dtype, shape.vec(), 0, 0}.text();
+}
+
+/// One tensor of this rank, and where the file has it; null where it does not.
+struct Wanted {
+  at::Tensor tensor;
+  const Entry* entry;
+};
+
+/// What is remembered of one parameter.
+struct WantedState {
+  at::Tensor parameter;
+  std::vector<const Entry*> entries;  // by slot
+};
+
+class Load {
+ public:
+  Load(World& world, Pipeline& pipeline, const std::string& path, const LoadOptions& options)
+      : world_(world), pipeline_(pipeline), path_(path), options_(options) {}
+
+  std::int64_t run() {
+    Faults faults;
+    together(world_, [&] { faults = open(); });
+    if (!faults.empty()) throw FileError(path_, faults.text());
+    together(world_, [&] { faults = check(); });
+    if (!faults.empty()) {
+      throw FileError(path_, "it is not a checkpoint of this model: " + faults.text() +
+                                 ": load the model's own file, or make the model that the file is of");
+    }
+    together(world_, [&] { read(); });
+    return step_;
+  }
+
+ private:
+  Faults open() {
+    std::vector<std::string> own;
+    try {
+      reader_.emplace(path_);
+    } catch (const FileError& error) {
+      own.emplace_back(std::string_view(error.what()).substr(error.path().size() + 2));
+    }
+    const auto all = gather(world_, own);
+    Faults faults;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (all[r].empty()) continue;
+      if (all[r] == all[0]) {
+        if (r == 0) faults.add(all[r][0]);
+        continue;
+      }
+      faults.add("rank " + std::to_string(r) + ": " + all[r][0] +
+                 " (every rank reads the file, so all must find it under this path)");
+    }
+    return faults;
+  }
+
+  // --- whether it fits ---
+
+  Faults check() {
+    std::vector<std::string> names;  // that may be in the file
+    const auto find = [&](const std::string& name) {
+      names.push_back(name);
+      return reader_->find(name);
+    };
+    for (const auto& [name, tensor] : weights_of(pipeline_)) {
+      weights_.push_back({tensor, find(name)});
+      require_like(name, weights_.back().entry, tensor.scalar_type(), tensor.sizes());
+    }
+    for (const std::string& name : not_saved(pipeline_)) names.push_back(name);
+    if (options_.optimizer != nullptr) {
+      kind_ = kind_of(*options_.optimizer);
+      if (kind_ == nullptr) {
+        fault("the state of this optimizer is not known: use " + known_optimizers() + ", or load without it");
+      } else {
+        check_optimizer(find);
+      }
+    }
+    step_ = count(kStep);
+    pipeline_steps_ = count(kPipelineSteps);
+    const auto all = gather(world_, names);
+    const bool with_state = !kind_names(kind_ == nullptr ? "" : kind_->name()).empty();
+    std::set<std::string_view> known;
+    for (const auto& of_rank : all) known.insert(of_rank.begin(), of_rank.end());
+    for (const Entry& entry : reader_->entries()) {
+      const bool is_state = entry.name.starts_with(kStatePrefix);
+      if (!known.contains(entry.name) && (with_state || !is_state)) {
+        fault(in_quotes(entry.name) + " is unexpected: no stage has it");
+      }
+    }
+    return merged(gather(world_, faults_));
+  }
+
+  /// Of all ranks.
+  std::set<std::string> kind_names(const std::string& own) {
+    std::set<std::string> names;
+    for (const auto& of_rank : gather(world_, {own})) names.insert(of_rank[0]);
+    names.erase("");
+    return names;
+  }
+
+  template <typename Find>
+  void check_optimizer(const Find& find) {
+    const auto saved = reader_->metadata().find(kOptimizer);
+    if (saved == reader_->metadata().end()) {
+      return fault("it has no optimizer state: load it without an optimizer");
+    }
+    if (saved->second != kind_->name()) {
+      return fault("its optimizer state is of " + in_quotes(saved->second) + ", but the optimizer is " + kind_->name() +
+                   ": use the same kind, or load without an optimizer");
+    }
+    if (has_strangers(pipeline_, *options_.optimizer)) {
+      fault("the optimizer has parameters that no stage of its rank has: make it from pipeline.parameters()");
+    }
+    const std::vector<Slot> slots = kind_->slots();
+    for (const auto& [name, parameter] : optimized(pipeline_, *options_.optimizer)) {
+      WantedState& state = states_.emplace_back(WantedState{parameter, {}});
+      bool has_state = false;
+      for (const Slot& slot : slots) {
+        state.entries.push_back(find(state_name(slot, name)));
+        has_state |= state.entries.back() != nullptr;
+      }
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        const bool needed = kind_->needs(*options_.optimizer, parameter, i, has_state);
+        if (state.entries[i] == nullptr && !needed) continue;
+        require_like(state_name(slots[i], name), state.entries[i],
+                     slots[i].is_count ? at::kLong : parameter.scalar_type(),
+                     slots[i].is_count ? at::IntArrayRef() : parameter.sizes());
+      }
+      if (!has_state) state.entries.clear();
+    }
+  }
+
+  void require_like(const std::string& name, const Entry* entry, at::ScalarType type, at::IntArrayRef shape) {
+    if (entry == nullptr) return fault(in_quotes(name) + " is missing");
+    if (entry->dtype == dtype_name(type) && at::IntArrayRef(entry->shape) == shape) return;
+    fault(in_quotes(name) + " is " + entry->text() + ", but the model has " + form_text(type, shape));
+  }
+
+  /// 0 when it is not there.
+  std::int64_t count(const char* key) {
+    const auto found = reader_->metadata().find(key);
+    if (found == reader_->metadata().end()) return 0;
+    const std::string& text = found->second;
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      fault(std::string("its metadata ") + key + " is " + in_quotes(text) + ", not a whole number");
+    }
+    return value;
+  }
+
+  void fault(const std::string& text) { faults_.push_back(text); }
+
+  // --- reading ---
+
+  void read() {
+    for (const Wanted& wanted : weights_) read_into(*wanted.entry, wanted.tensor.detach());
+    const std::vector<Slot> slots = kind_ == nullptr ? std::vector<Slot>() : kind_->slots();
+    for (const WantedState& wanted : states_) {
+      std::vector<at::Tensor> state;
+      for (std::size_t i = 0; i < wanted.entries.size(); ++i) {
+        at::Tensor& tensor = state.emplace_back();
+        if (wanted.entries[i] == nullptr) continue;
+        tensor = slots[i].is_count ? at::empty({}, at::kLong) : at::empty_like(wanted.parameter.detach());
+        read_into(*wanted.entries[i], tensor);
+      }
+      kind_->set_state(*options_.optimizer, wanted.parameter, std::move(state));
+    }
+    if (reader_->metadata().contains(kPipelineSteps)) {
+      pipeline_.set_steps(static_cast<std::uint64_t>(pipeline_steps_));
+    }
+  }
+
+  void read_into(const Entry& entry, const at::Tensor& tensor) {
+    const bool in_place = tensor.is_cpu() && tensor.is_contiguous();
+    const at::Tensor data = in_place ? tensor : at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+    reader_->read(entry, 0, data.mutable_data_ptr(), data.nbytes());
+    if (in_place) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    } else {
+      tensor.copy_(data);
+    }
+  }
+
+  World& world_;
+  Pipeline& pipeline_;
+  const std::string& path_;
+  const LoadOptions& options_;
+  std::optional<Reader> reader_;
+  std::unique_ptr<OptimizerKind> kind_;
+  std::vector<Wanted> weights_;
+  std::vector<WantedState> states_;
+  std::vector<std::string> faults_;
+  std::int64_t step_ = 0;
+  std::int64_t pipeline_steps_ = 0;
+};
+
+}  // namespace
+
+std::int64_t load_checkpoint(World& world, Pipeline& pipeline, const std::string& path, const LoadOptions& options) {
+  return Load(world, pipeline, path, options).run();
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,237 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "dtypes.h"
+#include "inventory.h"
+#include "metadata.h"
+#include "optimizer_state.h"
+#include "stagecraft/checkpoint/checkpoint.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/file/safetensors.h"
+#include "together.h"
+
+namespace stagecraft {
+namespace {
+
+std::string number(std::uint64_t value) { return std::to_string(value); }
+
+std::string shape_words(const at::Tensor& tensor) {
+  std::string text;
+  for (const std::int64_t size : tensor.sizes()) text += std::to_string(size) + ' ';
+  return text;
+}
+
+std::vector<std::int64_t> shape_of(const std::string& words) {
+  std::istringstream in(words);
+  std::vector<std::int64_t> shape;
+  for (std::int64_t size = 0; in >> size;) shape.push_back(size);
+  return shape;
+}
+
+at::Tensor in_memory(const at::Tensor& tensor) { return tensor.detach().cpu().contiguous(); }
+
+/// Tells tensors apart, not more.
+std::uint64_t hash_of(const at::Tensor& tensor) {
+  const at::Tensor data = in_memory(tensor);
+  const auto* bytes = static_cast<const char*>(data.const_data_ptr());
+  std::uint64_t hash = 14695981039346656037U;
+  const auto mix = [&](std::uint64_t word) { hash = ((hash ^ word) * 0x9E3779B97F4A7C15U) ^ (hash >> 29U); };
+  std::size_t at = 0;
+  for (std::uint64_t word = 0; at + sizeof(word) <= data.nbytes(); at += sizeof(word)) {
+    std::memcpy(&word, bytes + at, sizeof(word));
+    mix(word);
+  }
+  for (; at < data.nbytes(); ++at) mix(static_cast<unsigned char>(bytes[at]));
+  return hash;
+}
+
+/// A name of the file: what it is, and who has it, the sender first.
+struct Line {
+  std::string dtype;
+  std::string shape;
+  std::vector<int> ranks;  // of replica 0
+  bool differs = false;
+};
+
+class Save {
+ public:
+  Save(World& world, const Pipeline& pipeline, const std::string& path, const SaveOptions& options)
+      : world_(world), pipeline_(pipeline), path_(path), options_(options) {}
+
+  void run() {
+    Faults faults;
+    together(world_, [&] { faults = take_stock(); });
+    if (faults.empty()) together(world_, [&] { faults = compare_copies(); });
+    if (!faults.empty()) throw InvalidArgument("cannot save " + path_ + ": " + faults.text());
+    const std::int32_t id = world_.transport().new_group_id();
+    together(world_, [&] { stream(id); });
+  }
+
+ private:
+  // --- what there is ---
+
+  Faults take_stock() {
+    std::vector<std::string> faults;
+    items_ = weights_of(pipeline_);
+    for (const auto& [name, tensor] : items_) {
+      if (name.starts_with(kStatePrefix))
+        faults.push_back(in_quotes(name) + " is a name for optimizer state: rename it");
+    }
+    if (options_.optimizer != nullptr) add_optimizer(faults);
+    for (const auto& [key, text] : options_.metadata) {
+      if (key.starts_with(kOwnPrefix)) {
+        faults.push_back("metadata " + in_quotes(key) + ": names that begin with " + kOwnPrefix +
+                         " are taken: rename it");
+      }
+    }
+    std::vector<std::string> words = {kind_name_};
+    for (const auto& [name, tensor] : items_) {
+      const std::string dtype = dtype_name(tensor.scalar_type());
+      if (name.find('\0') != std::string::npos) faults.push_back(in_quotes(name) + " holds a 0: rename it");
+      if (dtype.empty() || tensor.layout() != at::kStrided || tensor.is_meta()) {
+        faults.push_back(in_quotes(name) + " is " + std::string(tensor.toString()) +
+                         ", which a safetensors file cannot hold: convert it, or leave it out with not_saved");
+      }
+      words.insert(words.end(), {name, dtype, shape_words(tensor)});
+    }
+    const Faults of_all = merged(gather(world_, faults));
+    if (!of_all.empty()) return of_all;
+    return list(gather(world_, words));
+  }
+
+  void add_optimizer(std::vector<std::string>& faults) {
+    const auto kind = kind_of(*options_.optimizer);
+    if (kind == nullptr) {
+      faults.push_back("the state of this optimizer is not known: use " + known_optimizers() + ", or save without it");
+      return;
+    }
+    if (has_strangers(pipeline_, *options_.optimizer)) {
+      faults.push_back(
+          "the optimizer has parameters that no stage of its rank has: make it from pipeline.parameters()");
+    }
+    kind_name_ = kind->name();
+    const std::vector<Slot> slots = kind->slots();
+    for (const auto& [name, parameter] : optimized(pipeline_, *options_.optimizer)) {
+      const std::vector<at::Tensor> state = kind->state_of(*options_.optimizer, parameter);
+      for (std::size_t i = 0; i < state.size(); ++i) {
+        if (state[i].defined()) items_.emplace_back(state_name(slots[i], name), state[i]);
+      }
+    }
+  }
+
+  /// Makes the lines from what the ranks of replica 0 have.
+  Faults list(const std::vector<std::vector<std::string>>& by_rank) {
+    Faults faults;
+    for (std::size_t world_rank = 0; world_rank < by_rank.size();
+         world_rank += static_cast<std::size_t>(world_.replicas())) {
+      const std::vector<std::string>& words = by_rank[world_rank];
+      if (!words[0].empty() && !kind_name_.empty() && words[0] != kind_name_) {
+        faults.add("the optimizer is " + kind_name_ + " on one rank and " + words[0] + " on another: use one kind");
+      }
+      if (kind_name_.empty()) kind_name_ = words[0];
+      for (std::size_t i = 1; i + 2 < words.size(); i += 3) {
+        Line& line = lines_[words[i]];
+        if (line.ranks.empty()) line = {words[i + 1], words[i + 2], {}};
+        if (line.dtype != words[i + 1] || line.shape != words[i + 2]) line.differs = true;
+        line.ranks.push_back(static_cast<int>(world_rank) / world_.replicas());
+      }
+    }
+    for (const auto& [name, line] : lines_) {
+      if (line.differs) faults.add(two_things(name));
+    }
+    return faults;
+  }
+
+  static std::string two_things(const std::string& name) {
+    return in_quotes(name) +
+           " is different tensors in different stages: give make_stage a prefix, so that names are those of "
+           "the whole model";
+  }
+
+  /// What several stages have under one name must be one thing: a tie, a copy.
+  Faults compare_copies() {
+    std::vector<std::string> words;
+    for (const auto& [name, tensor] : items_) {
+      if (lines_.at(name).ranks.size() > 1) words.insert(words.end(), {name, number(hash_of(tensor))});
+    }
+    Faults faults;
+    std::map<std::string, std::string> hashes;
+    const auto all = gather(world_, words);
+    for (std::size_t r = 0; r < all.size(); r += static_cast<std::size_t>(world_.replicas())) {
+      for (std::size_t i = 0; i + 1 < all[r].size(); i += 2) {
+        const auto [found, is_new] = hashes.emplace(all[r][i], all[r][i + 1]);
+        if (is_new || found->second == all[r][i + 1] || found->second.empty()) continue;
+        faults.add(two_things(all[r][i]));
+        found->second.clear();  // said once
+      }
+    }
+    return faults;
+  }
+
+  // --- the file ---
+
+  [[nodiscard]] safetensors::Metadata metadata() const {
+    safetensors::Metadata all = options_.metadata;
+    all.emplace(kFormat, "pt");
+    all[kStep] = std::to_string(options_.step);
+    all[kPipelineSteps] = number(pipeline_.steps());
+    if (!kind_name_.empty()) all[kOptimizer] = kind_name_;
+    return all;
+  }
+
+  /// One tensor after the other. Every rank hears of each, also those that have nothing to do with it: a wait is never
+  /// longer than one tensor takes.
+  void stream(std::int32_t id) {
+    const bool writes = world_.world_rank().value == 0;
+    std::vector<safetensors::Entry> entries;
+    for (const auto& [name, line] : lines_) entries.push_back({name, line.dtype, shape_of(line.shape), 0, 0});
+    std::optional<safetensors::Writer> writer;
+    if (writes) writer.emplace(path_, entries, metadata());
+    if (writes) entries = writer->entries();  // in their order
+    const std::map<std::string, at::Tensor> mine(items_.begin(), items_.end());
+
+    const auto write = [&](const safetensors::Entry& entry, const at::Tensor& tensor) {
+      const at::Tensor data = in_memory(tensor);
+      if (data.nbytes() != entry.bytes) throw InternalError("a tensor has changed its size while it was saved");
+      writer->write(entry, data.const_data_ptr(), data.nbytes());
+    };
+    at::Tensor last;  // received, and not yet written: it is, while the next one travels
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const std::string name = world_.everyone().broadcast({{}, writes ? entries[i].name : ""}, 0).header;
+      if (writes && i > 0) write(entries[i - 1], last);
+      if (world_.replica() != 0) continue;
+      const Tag tag{Channel::kCollective, StageId(id), StageId(0), MicrobatchId(i)};
+      const RankId sender(lines_.at(name).ranks.front());
+      if (writes) {
+        last = sender == world_.rank() ? mine.at(name)
+                                       : world_.transport().receive(sender, tag, world_.timeout()).tensors.at(0);
+      } else if (sender == world_.rank()) {
+        world_.transport().send(RankId(0), tag, {{mine.at(name).detach()}, ""});
+      }
+    }
+    if (!writes) return;
+    if (!entries.empty()) write(entries.back(), last);
+    writer->commit();
+  }
+
+  World& world_;
+  const Pipeline& pipeline_;
+  const std::string& path_;
+  const SaveOptions& options_;
+  NamedTensors items_;
+  std::string kind_name_;  // of the optimizer
+  std::map<std::string, Line> lines_;
+};
+
+}  // namespace
+
+void save_checkpoint(World& world, const Pipeline& pipeline, const std::string& path, const SaveOptions& options) {
+  Save(world, pipeline, path, options).run();
+}
+
+}  // namespace stagecraft

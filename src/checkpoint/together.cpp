@@ -1,0 +1,38 @@
+#include "together.h"
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+
+void together(World& world, const std::function<void()>& work) {
+  std::exception_ptr own;
+  const auto abort = [&](const std::string& what) {
+    own = std::current_exception();
+    world.transport().abort({world.world_rank(), world.name() + ": " + what});
+  };
+  try {
+    work();
+  } catch (const AbortedError&) {
+    own = std::current_exception();
+  } catch (const c10::Error& error) {
+    abort(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    abort(error.what());
+  }
+  std::optional<Failure> failure;
+  try {
+    failure = world.transport().settle(world.timeout());
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
+  if (!failure) return;
+  if (own && failure->rank == world.world_rank()) std::rethrow_exception(own);
+  throw AbortedError(failure->message, failure->rank);
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,213 @@
+// What cannot be saved or loaded: one error with everything, on all ranks, and nothing is changed.
+
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "checkpoint_testing.h"
+#include "stagecraft/file/safetensors.h"
+
+namespace stagecraft {
+namespace {
+
+using namespace checkpoint_testing;
+using testing::AllOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+const Layout kTwoRanks;
+
+/// Writes a file of zeros.
+void write_zeros(const std::string& path, std::vector<safetensors::Entry> entries,
+                 const safetensors::Metadata& metadata = {}) {
+  safetensors::Writer writer(path, std::move(entries), metadata);
+  for (const safetensors::Entry& entry : writer.entries()) {
+    writer.write(entry, std::string(entry.bytes, '\0').data(), entry.bytes);
+  }
+  writer.commit();
+}
+
+/// A stage with two parameters, full of ones.
+Stage small_stage(int index, const std::string& prefix) {
+  return {index,
+          [](const StageCall& call) { return call.arguments[0]; },
+          {{prefix + "weight", at::ones({2, 3})}, {prefix + "bias", at::ones({3}, at::kDouble)}}};
+}
+
+Pipeline small_pipeline(World& world) {
+  return {world, {small_stage(world.rank().value, std::to_string(world.rank().value) + ".")}, {}};
+}
+
+TEST(CheckpointErrors, EverythingThatDoesNotFitAtOnceAndNothingIsChanged) {
+  const ScratchFolder folder;
+  Thrown thrown;
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("other.safetensors"));
+    if (world.world_rank().value == 0) {
+      write_zeros(path,
+                  {{"0.weight", "F32", {3, 2}},
+                   {"0.bias", "F32", {3}},
+                   {"1.bias", "F64", {3}},
+                   {"extra", "U8", {1}},
+                   {"optimizer/exp_avg/0.weight", "F32", {2, 3}}},
+                  {{"stagecraft.step", "three"}});
+    }
+    world.everyone().barrier();
+    Pipeline pipeline = small_pipeline(world);
+    thrown.expect(world, [&] { load_checkpoint(world, pipeline, path); });
+    for (const auto& [name, tensor] : pipeline.named_parameters()) {
+      EXPECT_TRUE(tensor.equal(at::ones_like(tensor))) << name;
+    }
+  });
+  EXPECT_THAT(
+      thrown.messages(),
+      Each(AllOf(HasSubstr("other.safetensors: it is not a checkpoint of this model: "),
+                 HasSubstr("'0.weight' is F32 [3, 2], but the model has F32 [2, 3]"),
+                 HasSubstr("'0.bias' is F32 [3], but the model has F64 [3]"), HasSubstr("'1.weight' is missing"),
+                 HasSubstr("'extra' is unexpected"), HasSubstr("stagecraft.step is 'three', not a whole number"),
+                 Not(HasSubstr("exp_avg")), Not(HasSubstr("'1.bias'")), Not(HasSubstr("\n")))));
+}
+
+TEST(CheckpointErrors, FilesThatCannotBeRead) {
+  const ScratchFolder folder;
+  Thrown missing, broken;
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("f"));
+    Pipeline pipeline = small_pipeline(world);
+    missing.expect(world, [&] { load_checkpoint(world, pipeline, path); });
+    if (world.world_rank().value == 0) folder.write("f", "not a safetensors file");
+    world.everyone().barrier();
+    broken.expect(world, [&] { load_checkpoint(world, pipeline, path); });
+    EXPECT_THROW(load_checkpoint(world, pipeline, path), FileError);
+  });
+  EXPECT_THAT(missing.messages(), Each(AllOf(HasSubstr("/f: cannot read it: No such file"), Not(HasSubstr("rank ")))));
+  EXPECT_THAT(broken.messages(), Each(HasSubstr("not a sound safetensors file")));
+}
+
+TEST(CheckpointErrors, AFileThatOnlySomeRanksFind) {
+  if (processes() > 0) GTEST_SKIP() << "all processes are on one host";
+  const ScratchFolder folder;
+  write_zeros(folder.path("f"), {{"0.weight", "F32", {2, 3}}});
+  Thrown thrown;
+  run_on(kTwoRanks, [&](World& world) {
+    Pipeline pipeline = small_pipeline(world);
+    const std::string path = world.rank().value == 0 ? folder.path("f") : folder.path("g");
+    thrown.expect(world, [&] { load_checkpoint(world, pipeline, path); });
+  });
+  EXPECT_THAT(thrown.messages(), Each(AllOf(HasSubstr("rank 1: cannot read it"), HasSubstr("all must find it"))));
+}
+
+TEST(CheckpointErrors, NamesThatMeanDifferentThings) {
+  const ScratchFolder folder;
+  Thrown values, shapes;
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("f"));
+    const int rank = world.rank().value;
+    Stage without_prefix = small_stage(rank, "");
+    without_prefix.parameters()[0].second.fill_(rank);
+    Pipeline pipeline(world, {without_prefix}, {});
+    values.expect(world, [&] { save_checkpoint(world, pipeline, path); });
+    Pipeline other(world,
+                   {Stage(rank, [](const StageCall& c) { return c.arguments[0]; }, {{"w", at::ones({1 + rank})}})}, {});
+    shapes.expect(world, [&] { save_checkpoint(world, other, path); });
+  });
+  EXPECT_THAT(values.messages(), Each(AllOf(HasSubstr("'weight' is different tensors in different stages"),
+                                            HasSubstr("give make_stage a prefix"), Not(HasSubstr("'bias'")))));
+  EXPECT_THAT(shapes.messages(), Each(HasSubstr("'w' is different tensors")));
+  EXPECT_TRUE(folder.names().empty());
+}
+
+TEST(CheckpointErrors, WhatAFileCannotHold) {
+  const ScratchFolder folder;
+  Thrown thrown;
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("f"));
+    const std::string name = std::to_string(world.rank().value);
+    Pipeline pipeline(world,
+                      {Stage(world.rank().value, [](const StageCall& c) { return c.arguments[0]; },
+                             {{name, at::ones({1}, at::kComplexDouble)}, {"optimizer/" + name, at::ones({1})}})},
+                      {});
+    thrown.expect(world, [&] { save_checkpoint(world, pipeline, path, {.metadata = {{"stagecraft.step", "1"}}}); });
+  });
+  EXPECT_THAT(thrown.messages(),
+              Each(AllOf(HasSubstr("'0' is CPUComplexDoubleType"), HasSubstr("'1' is CPUComplexDoubleType"),
+                         HasSubstr("'optimizer/0' is a name for optimizer state"), HasSubstr("'stagecraft.step'"))));
+}
+
+TEST(CheckpointErrors, OptimizersThatDoNotFit) {
+  const ScratchFolder folder;
+  Thrown unknown, strangers, other_kind, none, amsgrad;
+  Models models(kTwoRanks, 0);
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("f"));
+    Pipeline pipeline = models.pipeline(world);
+    torch::optim::LBFGS lbfgs(pipeline.parameters());
+    unknown.expect(world, [&] { save_checkpoint(world, pipeline, path, {.optimizer = &lbfgs}); });
+    torch::optim::SGD elsewhere(std::vector<at::Tensor>{at::ones({1}).set_requires_grad(true)}, 0.1);
+    strangers.expect(world, [&] { save_checkpoint(world, pipeline, path, {.optimizer = &elsewhere}); });
+
+    torch::optim::Adam adam(pipeline.parameters(), 0.1);
+    none.expect(world, [&] {
+      save_checkpoint(world, pipeline, path);
+      load_checkpoint(world, pipeline, path, {.optimizer = &adam});
+    });
+    train(world, pipeline, adam, 0, 1);
+    save_checkpoint(world, pipeline, path, {.optimizer = &adam});
+    torch::optim::SGD sgd(pipeline.parameters(), 0.1);
+    other_kind.expect(world, [&] { load_checkpoint(world, pipeline, path, {.optimizer = &sgd}); });
+    torch::optim::Adam more(pipeline.parameters(), torch::optim::AdamOptions(0.1).amsgrad(true));
+    amsgrad.expect(world, [&] { load_checkpoint(world, pipeline, path, {.optimizer = &more}); });
+  });
+  EXPECT_THAT(unknown.messages(), Each(HasSubstr("use SGD, Adam, AdamW, RMSprop or Adagrad, or save without it")));
+  EXPECT_THAT(strangers.messages(), Each(HasSubstr("make it from pipeline.parameters()")));
+  EXPECT_THAT(none.messages(), Each(HasSubstr("it has no optimizer state: load it without an optimizer")));
+  EXPECT_THAT(other_kind.messages(), Each(HasSubstr("is of 'Adam', but the optimizer is SGD")));
+  EXPECT_THAT(amsgrad.messages(), Each(HasSubstr("'optimizer/max_exp_avg_sq/0.weight' is missing")));
+}
+
+TEST(CheckpointErrors, AFullDiskIsAnErrorOnAllRanksAndLeavesTheOldFile) {
+  if (processes() > 0) GTEST_SKIP() << "the limit would be that of other files too";
+  const ScratchFolder folder;
+  folder.write("f", "old");
+  Thrown thrown;
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit full{100'000, before.rlim_max};
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string name = std::to_string(world.rank().value);
+    Pipeline pipeline(world,
+                      {Stage(world.rank().value, [](const StageCall& c) { return c.arguments[0]; },
+                             {{name + ".a", at::ones({20'000})}, {name + ".b", at::ones({20'000})}})},
+                      {});
+    if (world.is_first()) ::setrlimit(RLIMIT_FSIZE, &full);
+    world.everyone().barrier();
+    thrown.expect(world, [&] { save_checkpoint(world, pipeline, folder.path("f")); });
+    EXPECT_EQ(folder.text("f"), "old");
+    world.everyone().barrier();
+    if (world.is_first()) ::setrlimit(RLIMIT_FSIZE, &before);
+    world.everyone().barrier();
+    save_checkpoint(world, pipeline, folder.path("f"));
+    load_checkpoint(world, pipeline, folder.path("f"));
+  });
+  ::signal(SIGXFSZ, handler);
+  EXPECT_THAT(thrown.messages(), Each(HasSubstr("/f: cannot write it: File too large: free some space")));
+  EXPECT_THAT(folder.names(), ElementsAre("f"));
+}
+
+TEST(CheckpointErrors, APlaceThatCannotBeWritten) {
+  const ScratchFolder folder;
+  Thrown thrown;
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("no/such/f"));
+    Pipeline pipeline = small_pipeline(world);
+    thrown.expect(world, [&] { save_checkpoint(world, pipeline, path); });
+  });
+  EXPECT_THAT(thrown.messages(), Each(HasSubstr("create its folder first")));
+}
+
+}  // namespace
+}  // namespace stagecraft
