@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 TORCH_VERSION := 2.13.0
+TRANSFORMERS_VERSION := 5.22.2
+SAFETENSORS_VERSION := 0.8.0
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
@@ -47,6 +49,13 @@ torch: .venv/.torch-$(TORCH_VERSION)
 	  || { echo "setup: pip could not install torch==$(TORCH_VERSION): check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 
+# Only the tests that export published architectures need these; they must not bring another torch along.
+.venv/.models-$(TRANSFORMERS_VERSION): | .venv/.torch-$(TORCH_VERSION)
+	@echo "setup: installing transformers $(TRANSFORMERS_VERSION) and safetensors into .venv"
+	@.venv/bin/pip install --quiet --disable-pip-version-check transformers==$(TRANSFORMERS_VERSION) safetensors==$(SAFETENSORS_VERSION) torch==$(TORCH_VERSION) \
+	  || { echo "setup: pip could not install transformers: check the network, or run it by hand in .venv" >&2; exit 1; }
+	@touch $@
+
 build: packages  ## Build the library and the command (build/bin/stagecraft)
 	@cmake --preset release > build.log 2>&1 || { cat build.log; exit 1; }; rm -f build.log
 	@cmake --build --preset release -j $(JOBS) --target stagecraft
@@ -60,7 +69,7 @@ test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property,
 test-all: test  ## The same, and every setting of the equivalence tests
 	@echo "== every setting" && STAGECRAFT_TEST_ALL=1 build/bin/equivalence_test --gtest_brief=1
 
-test-release: setup
+test-release: setup .venv/.models-$(TRANSFORMERS_VERSION)
 	@$(call install_packages,$(TEST_PACKAGES))
 	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) && ctest --preset release -j $(JOBS)
 
@@ -73,10 +82,11 @@ test-fuzz: packages
 
 bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench
-	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench handover_bench replicas_bench
+	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench handover_bench replicas_bench export_bench
 	@failed=0; \
 	  .venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json || failed=1; \
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
+	  .venv/bin/python bench/export_bench.py --ours build/bin/export_bench --json build/bench/export.json || failed=1; \
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
 	  exit $$failed
 

@@ -80,11 +80,13 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
     LoadedTensors own;
     NamedTensors parameters;
     NamedTensors buffers;
+    StageOptions options;
     for (const int input : graph.loads) {
       const graph::Input& loaded = program_->inputs[static_cast<std::size_t>(input)];
       own.emplace(input, all.at(input));
       if (loaded.kind == graph::Input::Kind::kParameter) parameters.emplace_back(loaded.name, all.at(input));
       if (loaded.kind == graph::Input::Kind::kBuffer) buffers.emplace_back(loaded.name, all.at(input));
+      if (loaded.kind == graph::Input::Kind::kBuffer && !loaded.persistent) options.not_saved.push_back(loaded.name);
     }
     const bool is_last = index.value + 1 == stages();
     auto interpreter = std::make_shared<Interpreter>(program_, graph, own, device, is_last);
@@ -92,10 +94,12 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
       ValueList results = interpreter->run(call.stage.value == 0 ? user_inputs(*program, call) : call.arguments);
       return is_last ? nested(program->result, results) : Value(std::move(results));
     };
-    built.emplace_back(index.value, std::move(forward), std::move(parameters), std::move(buffers), [interpreter] {
+    const auto enter_evaluation = [interpreter] {
       interpreter->set_evaluation(true);
       return std::function<void()>([interpreter] { interpreter->set_evaluation(false); });
-    });
+    };
+    built.emplace_back(index.value, std::move(forward), std::move(parameters), std::move(buffers), enter_evaluation,
+                       std::move(options));
   }
   return built;
 }

@@ -190,12 +190,13 @@ class Job {
  public:
   explicit Job(const json& job)
       : job_(job),
-        data_(job.contains("train") ? Data() : read_data(job.at("data"))),
+        data_(job.contains("train") || job.contains("load") ? Data() : read_data(job.at("data"))),
         evaluation_(job.value("evaluation", false)),
         tolerance_(job.at("tolerance")) {}
 
   json run() {
     if (job_.contains("train")) return train();
+    if (job_.contains("load")) return load();
     const sc::Pipe whole(job_.at("model"));
     for (const int microbatches : job_.at("microbatches")) try_out(whole, "1F1B", 1, microbatches, "whole");
     const auto nodes = static_cast<int>(whole.program().nodes.size());
@@ -262,6 +263,30 @@ class Job {
     }
     return {{"name", job_.at("name")}, {"worst", worst_},       {"failures", failures_},
             {"first", losses.front()}, {"last", losses.back()}, {"ties", pipe.cut().ties.size()}};
+  }
+
+  json load() const {
+    const sc::Pipe pipe(job_.at("model"), {.stages = job_.at("load").at("stages").get<int>()});
+    at::empty({1});  // what LibTorch sets up at first use
+    std::ofstream("/proc/self/clear_refs") << "5";
+    const std::int64_t memory = number_in("/proc/self/status", "VmHWM:");
+    const std::int64_t read = number_in("/proc/self/io", "rchar:");
+    const sc::Stage stage = pipe.build_stage(job_.at("load").at("stage"));
+    std::int64_t bytes = 0;
+    for (const auto& [name, parameter] : stage.parameters()) bytes += static_cast<std::int64_t>(parameter.nbytes());
+    return {{"name", job_.at("name")},
+            {"failures", json::array()},
+            {"bytes", bytes},
+            {"peak", 1024 * (number_in("/proc/self/status", "VmHWM:") - memory)},
+            {"read", number_in("/proc/self/io", "rchar:") - read}};
+  }
+
+  static std::int64_t number_in(const char* path, const std::string& key) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with(key)) return std::stoll(line.substr(key.size()));
+    }
+    return 0;
   }
 
   void cut(const std::vector<int>& places) {

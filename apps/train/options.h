@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stagecraft::train {
+
+struct Options {
+  std::string model;
+  std::string data;
+  std::string target = "target";
+  std::string loss = "cross_entropy";
+  std::string output;  ///< Of the model's, by name; empty: "logits", or the first.
+
+  std::int64_t steps = 100;
+  std::int64_t batch = 8;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+
+  int ranks = 1;
+  int replicas = 1;
+  std::string schedule = "1F1B";
+  int microbatches = 1;
+  std::vector<std::string> at;  ///< "module" or "module:end".
+  bool marked = false;
+
+  std::string optimizer = "adamw";
+  double rate = 1e-3;
+  double weight_decay = -1;  ///< Negative: the optimizer's usual.
+  double momentum = 0;
+
+  std::string save;
+  std::int64_t save_every = 0;
+  bool resume = false;
+  std::string save_weights;
+  std::string losses;  ///< A CSV file.
+  std::int64_t report = 10;
+};
+
+/// Whether to go on; `code` is the exit code when not. Prints help, version and mistakes itself.
+bool parse(int argc, char** argv, Options& options, int& code);
+
+}  // namespace stagecraft::train

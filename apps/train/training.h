@@ -1,0 +1,15 @@
+#pragma once
+
+#include "options.h"
+#include "stagecraft/model/pipe.h"
+#include "stagecraft/runtime/world.h"
+
+namespace stagecraft::train {
+
+/// The model, cut for so many ranks. Throws InvalidArgument, FileError.
+Pipe cut_for(const Options& options, int ranks);
+
+/// What one rank does. Throws on all ranks when it throws on one.
+void train(World& world, const Options& options);
+
+}  // namespace stagecraft::train
