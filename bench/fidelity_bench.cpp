@@ -28,7 +28,7 @@ constexpr int kStepsInTurn = 4;  // the first one finds the caches of another sc
 
 struct Settings {
   int ranks = 2;
-  int rounds = 12;
+  int rounds = 8;
   int microbatches = 8;
   std::int64_t rows = 16;
   GptConfig model;
@@ -135,7 +135,6 @@ class Course {
       for (sc::Recording& recording : entry.recordings) all.push_back(std::move(recording));
     }
     const sc::Profile profile = sc::profile(all);
-    if (std::getenv("FIDELITY_COSTS")) std::cerr << sc::costs_to_json(profile.costs);
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[i];
       const double predicted = sc::simulate(entry.pipeline->schedule(), profile.costs).makespan;
@@ -171,14 +170,18 @@ class Course {
 
 int main(int argc, char** argv) {
   Settings settings;
-  const auto argument = [&](int i, auto fallback) {
-    return argc > i ? static_cast<decltype(fallback)>(std::atoll(argv[i])) : fallback;
+  std::vector<long long> numbers;
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i][0] != '-') numbers.push_back(std::atoll(argv[i]));
+  }
+  const auto argument = [&](std::size_t i, auto fallback) {
+    return numbers.size() > i ? static_cast<decltype(fallback)>(numbers[i]) : fallback;
   };
-  settings.ranks = argument(1, settings.ranks);
-  settings.rounds = argument(2, settings.rounds);
-  settings.microbatches = argument(3, settings.microbatches);
-  settings.rows = argument(4, settings.rows);
-  settings.model.width = argument(5, settings.model.width);
+  settings.ranks = argument(0, settings.ranks);
+  settings.rounds = argument(1, settings.rounds);
+  settings.microbatches = argument(2, settings.microbatches);
+  settings.rows = argument(3, settings.rows);
+  settings.model.width = argument(4, settings.model.width);
   return sc::launch(argc, argv, {.ranks = settings.ranks, .threads_per_rank = 1}, [&](sc::World& world) {
     for (const Family& family : families()) {
       Course course(world, settings, family);

@@ -2,10 +2,11 @@
 
 /// All of Stagecraft. Link `stagecraft::stagecraft`.
 
-#include "stagecraft/runtime/launch.h"     // IWYU pragma: export
-#include "stagecraft/runtime/pipeline.h"   // IWYU pragma: export
-#include "stagecraft/runtime/split.h"      // IWYU pragma: export
-#include "stagecraft/runtime/world.h"      // IWYU pragma: export
-#include "stagecraft/schedule.h"           // IWYU pragma: export
-#include "stagecraft/stage/from_module.h"  // IWYU pragma: export
-#include "stagecraft/stage/random.h"       // IWYU pragma: export
+#include "stagecraft/runtime/auto_schedule.h"  // IWYU pragma: export
+#include "stagecraft/runtime/launch.h"         // IWYU pragma: export
+#include "stagecraft/runtime/pipeline.h"       // IWYU pragma: export
+#include "stagecraft/runtime/split.h"          // IWYU pragma: export
+#include "stagecraft/runtime/world.h"          // IWYU pragma: export
+#include "stagecraft/schedule.h"               // IWYU pragma: export
+#include "stagecraft/stage/from_module.h"      // IWYU pragma: export
+#include "stagecraft/stage/random.h"           // IWYU pragma: export

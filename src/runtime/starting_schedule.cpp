@@ -37,7 +37,8 @@ bool is_auto(std::string_view schedule) {
 
 Placement auto_placement(int ranks, int stages_per_rank) {
   if (stages_per_rank < 0) {
-    throw InvalidArgument("stages_per_rank is a number from 1 on, or 0 for one, got " + std::to_string(stages_per_rank));
+    throw InvalidArgument("stages_per_rank is a number from 1 on, or 0 for one, got " +
+                          std::to_string(stages_per_rank));
   }
   if (stages_per_rank <= 1) return Placement::linear(ranks);
   return stages_per_rank == 2 ? Placement::v(ranks, 2) : Placement::loop(ranks, stages_per_rank);
@@ -72,8 +73,9 @@ Schedule starting_schedule(const Placement& placement, int microbatches) {
   if (!is_loop && !(placement == Placement::v(ranks, per_rank))) {
     std::string where;
     for (const RankId rank : placement.ranks_of_stages()) where += " " + std::to_string(rank.value);
-    throw InvalidArgument("schedule \"auto\" plans for stages that lie linear, in a loop or in a V, but these lie on ranks" +
-                          where + ": place them so, as stages_here and split do, or give a schedule of your own");
+    throw InvalidArgument(
+        "schedule \"auto\" plans for stages that lie linear, in a loop or in a V, but these lie on ranks" + where +
+        ": place them so, as stages_here and split do, or give a schedule of your own");
   }
   constexpr std::array kNames = {"1F1B", "Interleaved1F1B", "1F1B-V"};
   for (const char* name : kNames) {

@@ -14,14 +14,14 @@ namespace stagecraft {
 bool is_auto(std::string_view schedule);
 
 struct AutoOptions {
-  /// So many steps are recorded with whole backwards, as many with split ones, and as many are measured with each of the
-  /// two schedules, the old and the new; one more of each comes first, to warm up. In turns, so that what disturbs the
-  /// machine for a while disturbs all alike.
+  /// So many steps are recorded with whole backwards, as many with split ones, and as many are measured with each of
+  /// the two schedules, the old and the new; one more of each comes first, to warm up. In turns, so that what disturbs
+  /// the machine for a while disturbs all alike.
   int profile_steps = 5;
   /// Seconds that planning may take; the other ranks wait for it. Below the world's timeout.
   double time_budget = 10;
-  /// Most activations of a microbatch in a stage that a rank may hold at once. 0: as many as the fullest rank holds with
-  /// the schedule that the pipeline starts with. Infinity: no limit.
+  /// Most activations of a microbatch in a stage that a rank may hold at once. 0: as many as the fullest rank holds
+  /// with the schedule that the pipeline starts with. Infinity: no limit.
   double memory_limit = 0;
   /// Of the search: the same costs and seed give the same schedule.
   std::uint64_t seed = 0;
@@ -55,8 +55,8 @@ struct AutoReport {
   static double gain(double before, double after) { return before > 0 && after > 0 ? 1 - after / before : 0; }
 };
 
-/// Where stages lie when `split` and `stages_here` are asked for "auto": one per rank is linear, two are a V, more are a
-/// loop. 0 means one. A pipeline with "auto" itself takes stages where they are.
+/// Where stages lie when `split` and `stages_here` are asked for "auto": one per rank is linear, two are a V, more are
+/// a loop. 0 means one. A pipeline with "auto" itself takes stages where they are.
 Placement auto_placement(int ranks, int stages_per_rank);
 
 }  // namespace stagecraft
