@@ -5,15 +5,21 @@
 //   [mpirun -n RANKS] fidelity_bench [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
 //
 // Schedules take turns, a few steps each, so that what disturbs the machine for a while disturbs all of them alike;
-// steps that are measured are not recorded, and the other way round. A step is one turn of a training loop: batch,
-// step, optimizer.
+// steps that are measured are not recorded, and the other way round. Turns in which nothing else used the processors
+// come first. A step is one turn of a training loop: batch, step, optimizer.
 
+#include <sys/resource.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <iostream>
+#include <map>
 #include <mutex>
+#include <sstream>
 
 #include "../examples/gpt/gpt.h"
 #include "stagecraft/core/clock.h"
@@ -24,7 +30,9 @@ namespace sc = stagecraft;
 
 namespace {
 
-constexpr int kStepsInTurn = 4;  // the first one finds the caches of another schedule
+constexpr int kStepsInTurn = 4;   // the first one finds the caches of another schedule
+constexpr int kMostPatience = 4;  // times as many turns as are wanted
+constexpr double kQuiet = 0.05;   // of a processor
 
 struct Settings {
   int ranks = 2;
@@ -49,22 +57,81 @@ const std::vector<Family>& families() {
   return all;
 }
 
+/// Some steps of one schedule, one after the other.
+struct Turn {
+  sc::Recording recording;      // if it was recorded, on rank 0
+  std::vector<double> seconds;  // of its steps, if it was not
+  double disturbance = 0;       // what else used processors meanwhile, as a part of one
+};
+
 struct Entry {
   std::string name;
   std::unique_ptr<sc::Pipeline> pipeline;
-  std::vector<sc::Recording> recordings;  // on rank 0
-  std::vector<double> seconds;            // of measured steps
-  std::vector<double> calls;              // of Pipeline::step alone
+  std::vector<Turn> recorded;
+  std::vector<Turn> measured;
 };
 
 at::Tensor loss_of(const sc::Value& logits, const sc::Value& next, const sc::ValueDict&) {
   return next_token_loss(logits.tensor(), next.tensor());
 }
 
+/// Processor time that others take.
+class Others {
+ public:
+  explicit Others(sc::World& world) : world_(world) {}
+
+  void begin() {
+    wall_ = sc::seconds_now();
+    busy_ = busy_of_machine();
+    own_ = busy_of_program();
+  }
+  /// Since `begin`, as a part of one processor. The same on all ranks; they call both together.
+  double end() {
+    const double own = busy_of_program() - own_;
+    const double others = busy_of_machine() - busy_ - own;
+    const double part = std::max(0.0, others / (sc::seconds_now() - wall_));
+    return std::stod(world_.everyone().broadcast({{}, std::to_string(part)}, 0).header);
+  }
+
+ private:
+  static double busy_of_machine() {
+    std::ifstream stat("/proc/stat");
+    std::string word;
+    double user = 0, nice = 0, system = 0, idle = 0, waiting = 0, hard = 0, soft = 0, stolen = 0;
+    stat >> word >> user >> nice >> system >> idle >> waiting >> hard >> soft >> stolen;
+    return (user + nice + system + hard + soft + stolen) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  }
+
+  /// Ranks that are threads are one process.
+  double busy_of_program() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    const auto seconds = [](const timeval& t) {
+      return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
+    std::ostringstream own;
+    own << getpid() << ' ' << seconds(usage.ru_utime) + seconds(usage.ru_stime);
+    std::map<int, double> by_process;
+    for (const std::string& text : world_.everyone().all_gather(own.str())) {
+      std::istringstream in(text);
+      int process = 0;
+      in >> process;
+      in >> by_process[process];
+    }
+    double sum = 0;
+    for (const auto& [process, busy] : by_process) sum += busy;
+    return sum;
+  }
+
+  sc::World& world_;
+  double wall_ = 0, busy_ = 0, own_ = 0;
+};
+
 /// All schedules of one family over the same stages.
 class Course {
  public:
-  Course(sc::World& world, const Settings& settings, const Family& family) : world_(world), settings_(settings) {
+  Course(sc::World& world, const Settings& settings, const Family& family)
+      : world_(world), settings_(settings), others_(world) {
     std::vector<std::string> names = family.recorded;
     names.insert(names.end(), family.predicted.begin(), family.predicted.end());
     const sc::Placement placement = sc::placement_in(world, names[0], family.stages_per_rank);
@@ -79,7 +146,7 @@ class Course {
     for (const std::string& name : names) {
       auto pipeline = std::make_unique<sc::Pipeline>(
           world, stages, sc::PipelineOptions{.schedule = name, .microbatches = settings.microbatches, .loss = loss_of});
-      entries_.push_back({name, std::move(pipeline), {}, {}, {}});
+      entries_.push_back({name, std::move(pipeline), {}, {}});
     }
     optimizer_ = std::make_unique<torch::optim::AdamW>(entries_[0].pipeline->parameters(), 1e-4);
     recorded_ = family.recorded.size();
@@ -87,61 +154,59 @@ class Course {
     next_ = torch::randint(settings.model.vocabulary, {settings.rows, settings.model.context}, torch::kLong);
   }
 
-  void turn(Entry& entry, bool record) {
+  Turn turn(Entry& entry, bool record) {
     entry.pipeline->record_timeline(record);
-    sc::Recording recording{entry.name, {}};
+    Turn turn{{entry.name, {}}, {}, 0};
+    sc::StepTimelines own;
+    others_.begin();
     double before = 0;
-    world_.everyone().barrier();
     for (int step = 0; step < kStepsInTurn; ++step) {
-      const double begin = sc::seconds_now();
       entry.pipeline->step({tokens_}, {.target = next_});
       const double end = sc::seconds_now();
       optimizer_->step();
       optimizer_->zero_grad();
-      if (record) {
-        steps_.push_back(entry.pipeline->timeline());
-      } else if (step > 0) {
-        entry.seconds.push_back(end - before);
-        entry.calls.push_back(end - begin);
-      }
+      if (record) own.push_back(entry.pipeline->timeline());
+      if (!record && step > 0) turn.seconds.push_back(end - before);
       before = end;
     }
-    if (!record) return;
-    for (const sc::Timeline& own : steps_) {
-      recording.steps.push_back(gathered(own));
-    }
-    steps_.clear();
-    if (world_.rank().value == 0) entry.recordings.push_back(std::move(recording));
+    turn.disturbance = others_.end();
+    for (const sc::Timeline& timeline : own) turn.recording.steps.push_back(gathered(timeline));
+    return turn;
   }
 
+  /// In turns, until every schedule has had enough of them in peace, or for so long that it is hopeless.
   void run() {
-    for (int round = 0; round < 2 * (settings_.rounds + 1); ++round) {
+    for (Entry& entry : entries_) turn(entry, false);  // everything allocates what it needs
+    for (int round = 0; round < kMostPatience * settings_.rounds && !has_enough(); ++round) {
       for (std::size_t i = 0; i < entries_.size(); ++i) {
-        const bool record = round % 2 == 0;
-        if (record && i >= recorded_) continue;
-        turn(entries_[i], record);
-        if (round < 2) {  // everything allocates what it needs
-          entries_[i].seconds.clear();
-          entries_[i].calls.clear();
-          entries_[i].recordings.clear();
-        }
+        if (i < recorded_) entries_[i].recorded.push_back(turn(entries_[i], true));
+        entries_[i].measured.push_back(turn(entries_[i], false));
       }
+    }
+    for (Entry& entry : entries_) {
+      keep_quietest(entry.recorded);
+      keep_quietest(entry.measured);
     }
   }
 
   void report(std::ostream& out) {
     std::vector<sc::Recording> all;
-    for (Entry& entry : entries_) {
-      for (sc::Recording& recording : entry.recordings) all.push_back(std::move(recording));
+    for (const Entry& entry : entries_) {
+      for (const Turn& turn : entry.recorded) all.push_back(turn.recording);
     }
     const sc::Profile profile = sc::profile(all);
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[i];
       const double predicted = sc::simulate(entry.pipeline->schedule(), profile.costs).makespan;
-      const double measured = sc::median(entry.seconds);
+      std::vector<double> seconds;
+      std::vector<double> disturbances;
+      for (const Turn& turn : entry.measured) {
+        seconds.insert(seconds.end(), turn.seconds.begin(), turn.seconds.end());
+        disturbances.push_back(turn.disturbance);
+      }
       out << (i > 0 ? ", " : "") << "{\"schedule\": \"" << entry.name
           << "\", \"recorded\": " << (i < recorded_ ? "true" : "false") << ", \"predicted\": " << predicted
-          << ", \"measured\": " << measured << "}";
+          << ", \"measured\": " << sc::median(seconds) << ", \"disturbance\": " << sc::median(disturbances) << "}";
     }
   }
 
@@ -157,13 +222,32 @@ class Course {
     return all;
   }
 
+  /// Of each schedule: are there enough turns in which nothing else was going on?
+  [[nodiscard]] bool has_enough() const {
+    const auto enough = [&](const std::vector<Turn>& turns) {
+      const auto quiet =
+          std::count_if(turns.begin(), turns.end(), [](const Turn& t) { return t.disturbance < kQuiet; });
+      return quiet >= settings_.rounds;
+    };
+    return std::all_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return enough(entry.measured) &&
+             (&entry - entries_.data() >= static_cast<std::ptrdiff_t>(recorded_) || enough(entry.recorded));
+    });
+  }
+
+  void keep_quietest(std::vector<Turn>& turns) const {
+    std::stable_sort(turns.begin(), turns.end(),
+                     [](const Turn& a, const Turn& b) { return a.disturbance < b.disturbance; });
+    if (static_cast<int>(turns.size()) > settings_.rounds) turns.resize(static_cast<std::size_t>(settings_.rounds));
+  }
+
   sc::World& world_;
   const Settings& settings_;
+  Others others_;
   std::vector<Entry> entries_;
   std::size_t recorded_ = 0;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   at::Tensor tokens_, next_;
-  sc::StepTimelines steps_;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 Of each placement two schedules are recorded, one with whole backwards and one with split ones; costs from these predict all. A step is a
 turn of the training loop, optimizer included; measured is the median of steps that were not recorded, taken in turns with the recorded
 ones. The whole is done three times, and of the three ratios of each schedule the one in the middle counts: what else the machine does would
-otherwise decide. Fails (exit code 1) when a target is missed.
+otherwise decide. `others` is the processor time that other programs took meanwhile. Fails (exit code 1) when a target is missed.
 
   predicted: within 5 % of measured, for every schedule
   ranking:   of two schedules whose measured times differ by more than 5 %, the predicted order is the measured one
@@ -52,7 +52,7 @@ def wrong_pairs(entries):
 
 def report(world, rounds):
     print(f"\n{world}: load {os.getloadavg()[0]:.1f}")
-    print(f"{'schedule':<24}{'recorded':<10}{'predicted ms':>14}{'measured ms':>14}{'ratio':>8}   of rounds")
+    print(f"{'schedule':<24}{'recorded':<10}{'predicted ms':>14}{'measured ms':>14}{'ratio':>8}{'others':>8}   of rounds")
     entries = in_the_middle(rounds)
     good = True
     for entry in entries:
@@ -60,7 +60,7 @@ def report(world, rounds):
         within = abs(ratio - 1) <= TOLERANCE
         good &= within
         print(f"{entry['schedule']:<24}{'yes' if entry['recorded'] else 'no':<10}{1e3 * entry['predicted']:>14.2f}"
-              f"{1e3 * entry['measured']:>14.2f}{ratio:>8.3f}   {' '.join(f'{r:.3f}' for r in entry['ratios'])}"
+              f"{1e3 * entry['measured']:>14.2f}{ratio:>8.3f}{entry['disturbance']:>7.0%}   {' '.join(f'{r:.3f}' for r in entry['ratios'])}"
               f"{'' if within else '   MISSED'}")
     # Rounds differ in speed: pairs are judged by what they took on average of all rounds.
     pooled = [{"schedule": each[0]["schedule"], "measured": statistics.median(e["measured"] for e in each),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <sstream>
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/runtime/auto_schedule.h"
@@ -71,11 +72,11 @@ Schedule starting_schedule(const Placement& placement, int microbatches) {
   const int per_rank = placement.stages() / ranks;
   const bool is_loop = placement == Placement::loop(ranks, per_rank);
   if (!is_loop && !(placement == Placement::v(ranks, per_rank))) {
-    std::string where;
-    for (const RankId rank : placement.ranks_of_stages()) where += " " + std::to_string(rank.value);
-    throw InvalidArgument(
-        "schedule \"auto\" plans for stages that lie linear, in a loop or in a V, but these lie on ranks" + where +
-        ": place them so, as stages_here and split do, or give a schedule of your own");
+    std::ostringstream text;
+    text << "schedule \"auto\" plans for stages that lie linear, in a loop or in a V, but these lie on ranks";
+    for (const RankId rank : placement.ranks_of_stages()) text << ' ' << rank.value;
+    text << ": place them so, as stages_here and split do, or give a schedule of your own";
+    throw InvalidArgument(text.str());
   }
   constexpr std::array kNames = {"1F1B", "Interleaved1F1B", "1F1B-V"};
   for (const char* name : kNames) {

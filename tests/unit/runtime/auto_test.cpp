@@ -144,8 +144,9 @@ TEST(Auto, TakesStagesWhereTheyAre) {
   EXPECT_EQ(auto_placement(3, 2), Placement::v(3, 2));
   EXPECT_EQ(auto_placement(3, 4), Placement::loop(3, 4));
   run_ranks(quick(2), [&](World& world) {  // a V of three: no known schedule has it
+    const Placement placement = Placement::v(2, 3);
     std::vector<Stage> stages;
-    for (const StageId stage : Placement::v(2, 3).stages_of(world.rank())) {
+    for (const StageId stage : placement.stages_of(world.rank())) {
       stages.push_back(make_stage(stage.value, layer()));
     }
     Pipeline pipeline(world, std::move(stages), automatic(3));
