@@ -20,6 +20,7 @@ import subprocess
 import sys
 
 ROUNDS = 3
+FAMILIES = 3  # linear, loop, V
 TOLERANCE = 0.05
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1"}
@@ -78,14 +79,15 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json")
     options = parser.parse_args()
-    bench = [os.path.abspath(options.bench), str(options.ranks)]
-    worlds = {"threads": [*bench, "--stagecraft-world=threads"],
-              "processes": [options.mpiexec, "-n", str(options.ranks), *bench, "--stagecraft-world=mpi"]}
-    rounds = {world: [] for world in worlds}
+    bench = os.path.abspath(options.bench)
+    launchers = {"threads": [bench, "--stagecraft-world=threads"],
+                 "processes": [options.mpiexec, "-n", str(options.ranks), bench, "--stagecraft-world=mpi"]}
+    rounds = {world: [] for world in launchers}
     for _ in range(ROUNDS):
-        for world, command in worlds.items():
-            rounds[world].append(measure(command))
-    results = [report(world, rounds[world]) for world in worlds]
+        for world, launcher in launchers.items():
+            rounds[world].append([entry for family in range(FAMILIES)
+                                  for entry in measure([*launcher, str(family), str(options.ranks)])])
+    results = [report(world, rounds[world]) for world in launchers]
     if options.json:
         with open(options.json, "w") as file:
             json.dump(results, file, indent=2)
