@@ -197,7 +197,7 @@ class Course {
     const sc::Profile profile = sc::profile(all);
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[i];
-      const double predicted = sc::simulate(entry.pipeline->schedule(), profile.costs).makespan;
+      const double predicted = sc::predicted_period(profile, entry.pipeline->schedule());
       std::vector<double> seconds;
       std::vector<double> disturbances;
       for (const Turn& turn : entry.measured) {

@@ -40,6 +40,7 @@ void write_stages(std::ostream& out, const Profile& profile) {
 void write_profile_report(std::ostream& out, const Profile& profile) {
   write_line(out, "ranks", std::to_string(profile.placement.ranks()));
   write_line(out, "stages", fmt::format("{}, placement {}", profile.placement.stages(), profile.placement.style()));
+  write_line(out, "jitter", fmt::format("{:.4f}, for simulate --jitter", profile.jitter));
   write_stages(out, profile);
   if (!profile.costs.links.empty())
     fmt::print(out, "\n{:>5}  {:>4}  {:>10}  {:>10}\n", "FROM", "TO", "LATENCY ms", "MB/s");

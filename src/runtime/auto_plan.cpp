@@ -44,15 +44,19 @@ PlanRequest request_for(const Schedule& starting, const Costs& costs, double mem
   return request;
 }
 
+/// As it would be executed.
+Schedule lowered(Schedule schedule, const std::string& passes) {
+  run_passes(schedule, passes);
+  return schedule;
+}
+
 /// The shortest so far.
 class Choice {
  public:
   Choice(const Costs& costs, const std::string& passes) : costs_(costs), passes_(passes) {}
 
-  /// As it would be executed.
-  [[nodiscard]] double makespan(Schedule schedule) const {
-    run_passes(schedule, passes_);
-    return simulate(schedule, costs_).makespan;
+  [[nodiscard]] double makespan(const Schedule& schedule) const {
+    return simulate(lowered(schedule, passes_), costs_).makespan;
   }
 
   void consider(const Schedule& schedule) {
@@ -86,13 +90,14 @@ double auto_memory_limit(const AutoOptions& options, const Schedule& starting) {
 
 AutoPlan find_plan(const std::vector<Recording>& recordings, const Schedule& starting, double memory_limit,
                    const AutoOptions& options, const std::string& passes) {
-  AutoPlan found;
-  found.costs = profile(recordings, {.skip = 0}).costs;
+  Profile measured = profile(recordings, {.skip = 0});
   // What lies between two steps is no part of them.
-  for (StageCosts& stage : found.costs.stages) stage.optimizer = 0;
+  for (StageCosts& stage : measured.costs.stages) stage.optimizer = 0;
+  AutoPlan found;
+  found.costs = measured.costs;
   const PlanResult result = plan(request_for(starting, found.costs, memory_limit, options));
   Choice choice(found.costs, passes);
-  found.predicted_before = choice.makespan(starting);
+  const double makespan_before = choice.makespan(starting);
   choice.consider(result.schedule);
   Schedule merged = result.schedule;  // a B may be faster than its parts
   merge_backward(merged);
@@ -103,10 +108,11 @@ AutoPlan find_plan(const std::vector<Recording>& recordings, const Schedule& sta
                                                .stages_per_rank = starting.stages() / starting.ranks(),
                                                .microbatches = starting.microbatches}));
   }
-  found.predicted_after = std::min(choice.best_time, found.predicted_before);
   found.name = starting.name;
-  if (choice.best_time > (1 - kWorthwhile) * found.predicted_before) return found;
+  found.predicted_before = found.predicted_after = predicted_period(measured, lowered(starting, passes));
+  if (choice.best_time > (1 - kWorthwhile) * makespan_before) return found;
   found.name = choice.best.name;
+  found.predicted_after = predicted_period(measured, lowered(choice.best, passes));
   found.csv = to_csv(choice.best);
   return found;
 }

@@ -11,6 +11,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/median.h"
 #include "stagecraft/sim/simulator.h"
+#include "stagecraft/sim/what_if.h"
 
 namespace stagecraft {
 namespace {
@@ -44,6 +45,7 @@ class Profiler {
   void add_actions(const RecordedStep& step) {
     std::vector<StepSums> sums(samples_.size());
     for (std::size_t r = 0; r < step.ranks().size(); ++r) add_rank(step, RankId(r), sums);
+    add_jitter(sums);
     for (std::size_t s = 0; s < sums.size(); ++s) {
       for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
         if (sums[s].count[kind] > 0) samples_[s].means[kind].push_back(sums[s].seconds[kind] / sums[s].count[kind]);
@@ -61,6 +63,7 @@ class Profiler {
   void close_messages() { links_.close(); }
 
   void finish() {
+    profile_.jitter = std::min(1.0, median(jitters_));
     Costs& costs = profile_.costs;
     costs.stages.assign(samples_.size(), StageCosts());
     for (std::size_t s = 0; s < samples_.size(); ++s) finish_stage(StageId(s), costs.stages[s]);
@@ -70,6 +73,8 @@ class Profiler {
  private:
   struct StepSums {
     std::array<double, kActionKinds> seconds{};
+    std::array<double, kActionKinds> squares{};  // of single actions, messages left out
+    std::array<double, kActionKinds> own{};      // seconds, likewise
     std::array<double, kActionKinds> count{};
   };
   struct Samples {
@@ -105,9 +110,28 @@ class Profiler {
       double busy = span.end - end - span.waited;
       if (const auto message = step.message_for(span, rank)) busy += links_.handling(*message);
       seconds += std::max(0.0, busy);
-      if (kind == span.action.kind()) stage.count[static_cast<std::size_t>(kind)] += 1;
       end = span.end;
+      if (kind != span.action.kind()) continue;
+      stage.count[static_cast<std::size_t>(kind)] += 1;
+      stage.own[static_cast<std::size_t>(kind)] += busy;
+      stage.squares[static_cast<std::size_t>(kind)] += busy * busy;
     }
+  }
+
+  /// Long actions count more: they are what others wait for.
+  void add_jitter(const std::vector<StepSums>& sums) {
+    double variance = 0;
+    double squares = 0;
+    for (const StepSums& stage : sums) {
+      for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
+        if (!is_compute(static_cast<ActionKind>(kind)) || stage.count[kind] < 2) continue;
+        const double mean = stage.own[kind] / stage.count[kind];
+        const double freedom = stage.count[kind] / (stage.count[kind] - 1);
+        variance += freedom * std::max(0.0, stage.squares[kind] - mean * stage.own[kind]);
+        squares += mean * stage.own[kind];
+      }
+    }
+    if (squares > 0) jitters_.push_back(std::sqrt(variance / squares));
   }
 
   /// The kind of action whose cost an action is part of.
@@ -153,6 +177,7 @@ class Profiler {
   const Placement& placement_;
   std::vector<Samples> samples_;              // by stage
   std::vector<std::vector<double>> between_;  // by rank: seconds from the end of a step on all ranks to its next
+  std::vector<double> jitters_;               // by step
   detail::LinkProfile links_;
 };
 
@@ -210,7 +235,7 @@ Placement common_placement(std::span<const Recording> recordings) {
   return *placement;
 }
 
-ProfiledRun outcome_of(const Recording& recording, const Run& run, const Costs& costs) {
+ProfiledRun outcome_of(const Recording& recording, const Run& run, const Profile& profile) {
   ProfiledRun outcome;
   outcome.name = recording.name;
   outcome.schedule = detail::computed_schedule(recording.steps.back(), recording.name);
@@ -223,11 +248,10 @@ ProfiledRun outcome_of(const Recording& recording, const Run& run, const Costs& 
   outcome.steps = static_cast<int>(makespans.size());
   outcome.measured_makespan = median(makespans);
   outcome.measured_period = periods.empty() ? outcome.measured_makespan : median(periods);
-  const Simulation simulation = simulate(outcome.schedule, costs);
-  for (const RankOutcome& rank : simulation.ranks) {
-    outcome.simulated_makespan = std::max(outcome.simulated_makespan, rank.last_end);
-  }
-  outcome.simulated_period = simulation.makespan;
+  outcome.simulated_period = predicted_period(profile, outcome.schedule);
+  Profile without_pause = profile;
+  for (StageCosts& stage : without_pause.costs.stages) stage.optimizer = 0;
+  outcome.simulated_makespan = predicted_period(without_pause, outcome.schedule);
   return outcome;
 }
 
@@ -252,9 +276,15 @@ Profile profile(std::span<const Recording> recordings, const ProfileOptions& opt
   });
   profiler.finish();
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    result.runs.push_back(outcome_of(recordings[i], runs[i], result.costs));
+    result.runs.push_back(outcome_of(recordings[i], runs[i], result));
   }
   return result;
+}
+
+double predicted_period(const Profile& profile, const Schedule& schedule) {
+  constexpr int kRuns = 51;
+  if (profile.jitter < 1e-6) return simulate(schedule, profile.costs).makespan;
+  return simulate_jitter(schedule, profile.costs, profile.jitter, kRuns, /*seed=*/1).median_makespan;
 }
 
 }  // namespace stagecraft

@@ -58,7 +58,8 @@ Schedule computed_schedule(const StepTimelines& step, const std::string& name) {
   for (const Timeline& timeline : step) {
     Row& row = rows.emplace_back();
     for (const Span& span : timeline) {
-      if (is_compute(span.action.kind())) row.push_back(span.action);
+      const bool reduces = span.action.kind() == ActionKind::kReduceGrad && !span.beside;
+      if (is_compute(span.action.kind()) || reduces) row.push_back(span.action);
     }
   }
   return Schedule::from_rows(std::move(rows), name);

@@ -58,7 +58,7 @@ class RecordedStep {
   double end_ = 0;
 };
 
-/// What was computed, as a schedule. Throws ScheduleError when it is none.
+/// What was computed and reduced, as a schedule without messages. Throws ScheduleError when it is none.
 Schedule computed_schedule(const StepTimelines& step, const std::string& name);
 
 /// By how much each rank's clock is ahead of the first one's. Ranks of one machine share a clock: only messages that

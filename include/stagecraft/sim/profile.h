@@ -19,13 +19,13 @@ struct ProfileOptions {
 /// One recording beside what its own costs predict for it.
 struct ProfiledRun {
   std::string name;
-  Schedule schedule;  ///< What was computed, in that order.
+  Schedule schedule;  ///< What was computed, in that order, and REDUCE_GRAD.
   int steps = 0;      ///< That counted.
   /// Medians over those steps: from the end of the step before to the end of the step, and from its own first action.
   /// Of a single step both are the latter.
   double measured_period = 0;
   double measured_makespan = 0;
-  /// By the simulator: with what lies between two steps (as `optimizer`), and without.
+  /// By the simulator, with jitter as recorded: with what lies between two steps (as `optimizer`), and without.
   double simulated_period = 0;
   double simulated_makespan = 0;
 };
@@ -34,6 +34,10 @@ struct Profile {
   /// In seconds, one entry per stage. Memory is left at one unit per activation: it is not recorded.
   Costs costs;
   Placement placement;
+  /// How much actions of one stage and kind vary within a step, as a part of their time: the standard deviation. Ranks
+  /// wait for each other's slow actions and gain nothing by fast ones, so a step takes longer than its mean actions
+  /// would; `simulate_jitter` tells by how much, see `predicted_period`.
+  double jitter = 0;
   /// Stages of which no I and W were seen: theirs are taken from B by the rule of `profile`.
   std::vector<StageId> assumed_splits;
   std::vector<ProfiledRun> runs;
@@ -55,5 +59,9 @@ struct Profile {
 /// InvalidArgument when there is nothing to profile, when a stage has moved, and when an action appears without what
 /// must go with it; ScheduleError when what was computed is no schedule.
 Profile profile(std::span<const Recording> recordings, const ProfileOptions& options = {});
+
+/// The time from the end of a step to the end of the next that a profile predicts for a schedule over the same stages:
+/// the median of simulations with its jitter.
+double predicted_period(const Profile& profile, const Schedule& schedule);
 
 }  // namespace stagecraft

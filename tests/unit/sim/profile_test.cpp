@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/median.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/sim/simulator.h"
@@ -19,6 +20,29 @@ using testing::HasSubstr;
 
 constexpr double kPause = 5;  // between two steps
 
+/// What a run that went like this would record.
+StepTimelines timelines_of(const Schedule& schedule, const Simulation& simulation, const Costs& costs, double begin) {
+  StepTimelines ranks;
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    Timeline& timeline = ranks.emplace_back();
+    double reached = 0;
+    for (std::size_t i = 0; i < schedule.rows[r].size(); ++i) {
+      const Action& action = schedule.rows[r][i];
+      const ActionTime time = simulation.times[r][i];
+      const StageCosts& stage = costs.of(action.stage());
+      Span& span = timeline.emplace_back();
+      span.action = action;
+      span.start = begin + reached;
+      span.waited = time.start - reached;
+      span.end = begin + time.end;
+      if (action.kind() == ActionKind::kSendForward) span.bytes = static_cast<std::int64_t>(stage.forward_bytes);
+      if (action.kind() == ActionKind::kSendBackward) span.bytes = static_cast<std::int64_t>(stage.backward_bytes);
+      reached = time.end;
+    }
+  }
+  return ranks;
+}
+
 /// What a run with exactly these costs would record, in a sequence of steps.
 Recording record(const std::string& name, const Shape& shape, const Costs& costs, int steps = 1) {
   Schedule schedule = make_schedule(name, shape);
@@ -26,25 +50,7 @@ Recording record(const std::string& name, const Shape& shape, const Costs& costs
   const Simulation simulation = simulate(schedule, costs, {.keep_times = true});
   Recording recording{name, {}};
   for (int step = 0; step < steps; ++step) {
-    const double begin = 100 + step * (simulation.makespan + kPause);
-    StepTimelines& ranks = recording.steps.emplace_back();
-    for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
-      Timeline& timeline = ranks.emplace_back();
-      double reached = 0;
-      for (std::size_t i = 0; i < schedule.rows[r].size(); ++i) {
-        const Action& action = schedule.rows[r][i];
-        const ActionTime time = simulation.times[r][i];
-        const StageCosts& stage = costs.of(action.stage());
-        Span& span = timeline.emplace_back();
-        span.action = action;
-        span.start = begin + reached;
-        span.waited = time.start - reached;
-        span.end = begin + time.end;
-        if (action.kind() == ActionKind::kSendForward) span.bytes = static_cast<std::int64_t>(stage.forward_bytes);
-        if (action.kind() == ActionKind::kSendBackward) span.bytes = static_cast<std::int64_t>(stage.backward_bytes);
-        reached = time.end;
-      }
-    }
+    recording.steps.push_back(timelines_of(schedule, simulation, costs, 100 + step * (simulation.makespan + kPause)));
   }
   return recording;
 }
@@ -214,6 +220,7 @@ TEST(Profile, WhatAveragingMadeARankWaitForIsReduceGrad) {
                          {reduce, 3, 3.5, 0, 0, false},
                          {reduce, 3.25, 6, 2.5, 100, true}}}}};
   EXPECT_NEAR(profile_of(recording).costs.stages[0].reduce_grad, 3, 1e-9);
+  EXPECT_NEAR(profile_of(recording).runs[0].simulated_makespan, 6, 1e-9);
   EXPECT_NEAR(profile_of(recording).costs.stages[0].backward, 2, 1e-9);
 }
 
@@ -230,6 +237,29 @@ TEST(Profile, AnOddStepDoesNotCount) {
     }
   }
   expect_same_times(profile_of(recording).costs, costs, true, false);
+}
+
+TEST(Profile, ActionsThatVaryMakeAStepLonger) {
+  const Shape shape{.ranks = 3, .microbatches = 8};
+  Costs costs;
+  Schedule schedule = make_schedule("1F1B", shape);
+  run_passes(schedule, "send_recv");
+  Recording recording{"1F1B", {}};
+  std::vector<double> measured;
+  for (std::uint64_t step = 0; step < 40; ++step) {
+    const Simulation simulation =
+        simulate(schedule, costs, {.keep_times = true, .jitter = 0.2, .seed = 100 + 7 * step});
+    measured.push_back(simulation.makespan);
+    recording.steps.push_back(timelines_of(schedule, simulation, costs, 0));
+  }
+  const Profile found = profile_of(recording);
+  EXPECT_NEAR(found.jitter, 0.2, 0.03);
+  EXPECT_NEAR(found.costs.stages[1].forward, 1, 0.05);
+  Profile steps_alone = found;
+  for (StageCosts& stage : steps_alone.costs.stages) stage.optimizer = 0;
+  const double typical = median(measured);
+  EXPECT_GT(typical, 1.03 * simulate(schedule, costs).makespan);
+  EXPECT_NEAR(predicted_period(steps_alone, schedule) / typical, 1, 0.02);
 }
 
 TEST(Profile, RefusesWhatItCannotUse) {
