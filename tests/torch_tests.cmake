@@ -42,4 +42,10 @@ if(STAGECRAFT_BUILD_EXAMPLES)
   endforeach()
   add_test(NAME examples.gpt COMMAND gpt_demo --steps 2 --out ${CMAKE_CURRENT_BINARY_DIR}/gpt ${PROJECT_SOURCE_DIR}/README.md)
   set_tests_properties(examples.gpt PROPERTIES TIMEOUT 300 PASS_REGULAR_EXPRESSION "loss 0, weights 0 .the same, bit for bit")
+  if(TARGET stagecraft)  # what a run records is what the command reads
+    add_test(NAME examples.gpt.profile COMMAND stagecraft profile ${CMAKE_CURRENT_BINARY_DIR}/gpt/timeline.json)
+    set_tests_properties(examples.gpt PROPERTIES FIXTURES_SETUP demo_timeline)
+    set_tests_properties(examples.gpt.profile PROPERTIES TIMEOUT 60 FIXTURES_REQUIRED demo_timeline
+                         PASS_REGULAR_EXPRESSION "ZB-H1 +1 ")
+  endif()
 endif()
