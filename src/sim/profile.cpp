@@ -10,6 +10,7 @@
 #include "recorded_step.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/median.h"
+#include "stagecraft/schedule/action_text.h"
 #include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/what_if.h"
 
@@ -205,13 +206,27 @@ Run run_of(const Recording& recording, const Placement& placement, int skip) {
   return run;
 }
 
-void check(const Recording& recording) {
-  for (const StepTimelines& step : recording.steps) {
-    for (std::size_t r = 0; r < step.size(); ++r) {
-      if (step[r].empty()) {
+void check_ranks(const StepTimelines& step) {
+  for (std::size_t r = 0; r < step.size(); ++r) {
+    if (!step[r].empty()) continue;
+    throw InvalidArgument(
+        fmt::format("rank {} has an empty timeline: record every step on every rank, with record_timeline(true)", r));
+  }
+}
+
+/// Whatever a rank has recorded is of stages that it computes.
+void check_stages(const StepTimelines& step, const Placement& placement) {
+  for (std::size_t r = 0; r < step.size(); ++r) {
+    for (const Span& span : step[r]) {
+      if (span.action.is_overlap()) {
         throw InvalidArgument(fmt::format(
-            "rank {} has an empty timeline: record every step on every rank, with record_timeline(true)", r));
+            "rank {} has {}: an overlap is recorded as its two halves, one after the other", r, to_text(span.action)));
       }
+      const StageId stage = span.action.stage();
+      if (placement.contains(stage) && placement.rank_of(stage) == RankId(r)) continue;
+      throw InvalidArgument(
+          fmt::format("rank {} has {}, but does not compute stage {}: the timeline does not belong to a run", r,
+                      to_text(span.action), stage.value));
     }
   }
 }
@@ -220,9 +235,10 @@ void check(const Recording& recording) {
 Placement common_placement(std::span<const Recording> recordings) {
   std::optional<Placement> placement;
   for (const Recording& recording : recordings) {
-    check(recording);
     for (const StepTimelines& step : recording.steps) {
+      check_ranks(step);
       const Placement own = detail::computed_schedule(step, recording.name).placement;
+      check_stages(step, own);
       if (!placement) placement = own;
       if (*placement == own) continue;
       throw InvalidArgument(fmt::format(

@@ -271,6 +271,12 @@ TEST(Profile, RefusesWhatItCannotUse) {
   EXPECT_EQ(profile_of(recording, {.skip = 0}).runs[0].steps, 2);
   const std::vector<Recording> two = {recording, record("1F1B-V", shape, uneven_costs(4))};
   EXPECT_THAT(message_of([&] { (void)profile(two); }), HasSubstr("2 stages on 2 ranks, then 4 on 2"));
+  recording.steps[0][1].push_back({Action(ActionKind::kSendForward, StageId(99), MicrobatchId(0)), 1, 2, 0, 0, false});
+  EXPECT_THAT(message_of([&] { (void)profile_of(recording); }), HasSubstr("rank 1 has 99SEND_F0"));
+  recording.steps[0][1].back().action =
+      Action::overlap(Action::forward(StageId(1), MicrobatchId(0)), Action::backward(StageId(1), MicrobatchId(1)));
+  EXPECT_THAT(message_of([&] { (void)profile_of(recording); }), HasSubstr("as its two halves"));
+  recording.steps[0][1].pop_back();
   recording.steps[1][1].clear();
   EXPECT_THAT(message_of([&] { (void)profile_of(recording); }), HasSubstr("rank 1 has an empty timeline"));
 }
