@@ -82,12 +82,13 @@ test-fuzz: packages
 
 bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench
-	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench handover_bench replicas_bench export_bench
+	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench handover_bench replicas_bench export_bench fidelity_bench
 	@failed=0; \
 	  .venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json || failed=1; \
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
 	  .venv/bin/python bench/export_bench.py --ours build/bin/export_bench --json build/bench/export.json || failed=1; \
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
+	  .venv/bin/python bench/fidelity_bench.py --bench build/bin/fidelity_bench --json build/bench/fidelity.json || failed=1; \
 	  exit $$failed
 
 figures: packages  ## Search every published row anew and write docs/planner.md (about ten minutes)

@@ -26,8 +26,9 @@ endfunction()
 stagecraft_torch_test(autograd_test 1 unit/autograd/backward_test.cpp)
 stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp)
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/pipeline_errors_test.cpp
-                      unit/runtime/memory_test.cpp unit/runtime/replicas_test.cpp
-                      unit/stage/microbatches_test.cpp)
+                      unit/runtime/memory_test.cpp unit/runtime/replicas_test.cpp unit/runtime/auto_test.cpp
+                      unit/runtime/fidelity_test.cpp unit/stage/microbatches_test.cpp)
+target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime)  # failures that no user can cause
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
                       unit/checkpoint/interchange_test.cpp)
 execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
@@ -48,4 +49,10 @@ if(STAGECRAFT_BUILD_EXAMPLES)
   endforeach()
   add_test(NAME examples.gpt COMMAND gpt_demo --steps 2 --out ${CMAKE_CURRENT_BINARY_DIR}/gpt ${PROJECT_SOURCE_DIR}/README.md)
   set_tests_properties(examples.gpt PROPERTIES TIMEOUT 300 PASS_REGULAR_EXPRESSION "loss 0, weights 0 .the same, bit for bit")
+  if(TARGET stagecraft)  # what a run records is what the command reads
+    add_test(NAME examples.gpt.profile COMMAND stagecraft profile ${CMAKE_CURRENT_BINARY_DIR}/gpt/timeline.json)
+    set_tests_properties(examples.gpt PROPERTIES FIXTURES_SETUP demo_timeline)
+    set_tests_properties(examples.gpt.profile PROPERTIES TIMEOUT 60 FIXTURES_REQUIRED demo_timeline
+                         PASS_REGULAR_EXPRESSION "ZB-H1 +1 ")
+  endif()
 endif()

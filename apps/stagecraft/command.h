@@ -35,6 +35,7 @@ std::unique_ptr<Command> make_lower_command(CLI::App& program);
 std::unique_ptr<Command> make_check_command(CLI::App& program);
 std::unique_ptr<Command> make_show_command(CLI::App& program);
 std::unique_ptr<Command> make_costs_command(CLI::App& program);
+std::unique_ptr<Command> make_profile_command(CLI::App& program);
 std::unique_ptr<Command> make_simulate_command(CLI::App& program);
 std::unique_ptr<Command> make_compare_command(CLI::App& program);
 std::unique_ptr<Command> make_plan_command(CLI::App& program);

@@ -12,22 +12,10 @@
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/csv.h"
-#include "stagecraft/schedule/generator.h"
+#include "stagecraft/runtime/split.h"
 
 namespace stagecraft::train {
 namespace {
-
-int stages_of(const std::string& schedule, int ranks) {
-  if (!schedule.ends_with(".csv")) {
-    return make_schedule(schedule, {.ranks = ranks, .stages_per_rank = 0, .microbatches = 1}).stages();
-  }
-  std::ifstream file(schedule, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file && text.empty())
-    throw FileError(schedule, "cannot read it: give a schedule as a CSV file, or a known name");
-  return Schedule::from_rows(parse_csv(text), schedule).stages();
-}
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<at::Tensor> parameters) {
   const auto decay = [&](auto& own) {
@@ -208,7 +196,7 @@ class Progress {
 
 }  // namespace
 
-Pipe cut_for(const Options& options, int ranks) {
+Pipe cut_for(const Options& options, const World& world) {
   CutOptions cut;
   for (const std::string& place : options.at) {
     const bool end = place.ends_with(":end");
@@ -216,13 +204,13 @@ Pipe cut_for(const Options& options, int ranks) {
                       end ? graph::ModuleCut::At::kEnd : graph::ModuleCut::At::kBeginning});
   }
   cut.marked = options.marked;
-  const int stages = stages_of(options.schedule, ranks);
+  const int stages = placement_in(world, options.schedule).stages();
   if (cut.at.empty() && !cut.marked && stages > 1) cut.stages = stages;
   return Pipe(options.model, cut);
 }
 
 void train(World& world, const Options& options) {
-  const Pipe pipe = cut_for(options, world.size());
+  const Pipe pipe = cut_for(options, world);
   Batches batches(pipe, options);
   PipelineOptions how =
       pipe.options({.schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options)});

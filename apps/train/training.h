@@ -6,8 +6,8 @@
 
 namespace stagecraft::train {
 
-/// The model, cut for so many ranks. Throws InvalidArgument, FileError.
-Pipe cut_for(const Options& options, int ranks);
+/// The model, cut as the options say, for this world. Throws InvalidArgument, FileError.
+Pipe cut_for(const Options& options, const World& world);
 
 /// What one rank does. Throws on all ranks when it throws on one.
 void train(World& world, const Options& options);

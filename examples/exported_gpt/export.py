@@ -11,6 +11,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Parameter(torch.randn(length, width) / 50)
         block = lambda: nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        nn.init.normal_(self.tokens.weight, std=0.02)
         self.blocks, self.norm = nn.ModuleList(block() for _ in range(layers)), nn.LayerNorm(width)
 
     def forward(self, tokens):

@@ -1,13 +1,17 @@
 // Trains a small GPT on the characters of some text, four ranks as threads (or as many processes as mpirun starts), a
 // zero-bubble schedule; then runs the same steps on one device and shows that nothing differs.
 //
-//   [mpirun -n N] gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--replicas N] [--device cpu|cuda] [--out FOLDER]
-//                          TEXT_FILE...
+//   [mpirun -n N] gpt_demo [--steps N] [--schedule NAME] [--stages-per-rank N] [--ranks N] [--replicas N]
+//                          [--device cpu|cuda] [--out FOLDER] TEXT_FILE...
+//
+// With --schedule auto it finds its schedule by itself. The last steps are written to FOLDER/timeline.json, of which
+// `stagecraft profile` makes costs to simulate and plan with.
 
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -26,7 +30,8 @@ struct Options {
   int steps = 40;
   int ranks = 4;
   int replicas = 1;
-  int microbatches = 8;  // of all replicas
+  int stages_per_rank = 0;  // as the schedule usually has
+  int microbatches = 8;     // of all replicas
   std::int64_t rows = 16;
   std::string schedule = "ZB-H1";
   std::string out = ".";
@@ -121,22 +126,47 @@ struct Trained {
 
 constexpr double kLearningRate = 1e-3;
 
-void write_timelines(const Options& options, const std::vector<sc::Timeline>& timelines) {
+constexpr std::size_t kRecordedSteps = 10;
+
+void write_timelines(const Options& options, const std::deque<sc::StepTimelines>& steps) {
   std::filesystem::create_directories(options.out);
   const std::string svg = options.out + "/timeline.svg", trace = options.out + "/timeline.json";
   std::ofstream svg_file(svg), trace_file(trace);
-  sc::write_timeline_svg(svg_file, timelines, options.schedule + ", last step");
-  sc::write_timeline_trace(trace_file, timelines, options.schedule);
+  sc::write_timeline_svg(svg_file, steps.back(), options.schedule + ", last step");
+  sc::write_timeline_trace(trace_file, sc::Recording{options.schedule, {steps.begin(), steps.end()}});
   if (!svg_file || !trace_file) throw sc::Error("the timeline cannot be written to " + options.out);
-  std::printf("the last step as it was: %s (picture), %s (open in Perfetto)\n", svg.c_str(), trace.c_str());
+  std::printf("the last step as it was: %s (picture); the last %zu: %s (Perfetto, stagecraft profile)\n", svg.c_str(),
+              steps.size(), trace.c_str());
+}
+
+/// On rank 0 of each replica, in the order of the stages.
+std::vector<torch::Tensor> collect_weights(sc::World& world, const Options& options, const sc::Pipeline& pipeline,
+                                           const std::vector<GptPiece>& pieces) {
+  const sc::Placement placement = sc::placement_in(world, options.schedule, options.stages_per_rank);
+  const std::vector<sc::Message> by_rank = world.pipeline().collect({pipeline.parameters(), ""}, 0);
+  std::vector<torch::Tensor> weights;
+  std::vector<std::size_t> next(by_rank.size(), 0);
+  for (std::size_t stage = 0; stage < pieces.size() && !by_rank.empty(); ++stage) {
+    const std::size_t rank = placement.rank_of(sc::StageId(stage)).index();
+    for (std::size_t i = 0; i < pieces[stage]->parameters().size(); ++i) {
+      weights.push_back(by_rank[rank].tensors[next[rank]++].detach().cpu());
+    }
+  }
+  return weights;
 }
 
 /// One rank's part. Rank 0 of each replica gets everything that was trained.
-Trained train_pipelined(sc::World& world, const Options& options, const Text& text, GptPiece piece) {
-  piece->to(world.device());
+Trained train_pipelined(sc::World& world, const Options& options, const Text& text,
+                        const std::vector<GptPiece>& pieces) {
+  std::vector<sc::Stage> stages;
+  for (const sc::StageId stage : sc::stages_here(world, options.schedule, options.stages_per_rank)) {
+    GptPiece piece = pieces[stage.index()];
+    piece->to(world.device());
+    stages.push_back(sc::make_stage(stage.value, piece));
+  }
   const double tokens = static_cast<double>(options.rows * text.config().context);
   Progress progress(std::to_string(world.size()) + " ranks ", options.steps);
-  sc::Pipeline pipeline(world, {sc::make_stage(world.rank().value, piece)},
+  sc::Pipeline pipeline(world, std::move(stages),
                         {.schedule = options.schedule,
                          .microbatches = options.microbatches / world.replicas(),
                          .loss = [](const sc::Value& logits, const sc::Value& next,
@@ -145,7 +175,7 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
   torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(kLearningRate));
   pipeline.record_timeline(true);
   Trained trained;
-  std::vector<sc::Timeline> timelines;
+  std::deque<sc::StepTimelines> steps;
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < options.steps; ++step) {
     const Batch batch = text.batch(step, options.rows, world.device());
@@ -153,16 +183,18 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
     optimizer.step();
     optimizer.zero_grad();
     trained.losses.push_back(result.loss());
-    timelines = pipeline.collect_timelines(sc::RankId(0));
+    sc::StepTimelines timelines = pipeline.collect_timelines(sc::RankId(0));
     if (world.world_rank().value != 0) continue;
     char bubble[32];
     std::snprintf(bubble, sizeof bubble, "  idle %4.1f%%", 100 * sc::summarize(timelines).idle());
     progress.show(step, result.loss(), tokens * (step + 1) / seconds_since(begin), bubble);
+    steps.push_back(std::move(timelines));
+    if (steps.size() > kRecordedSteps) steps.pop_front();
   }
-  for (const sc::Message& weights : world.pipeline().collect({pipeline.parameters(), ""}, 0)) {
-    for (const auto& weight : weights.tensors) trained.weights.push_back(weight.detach().cpu());
-  }
-  if (world.world_rank().value == 0) write_timelines(options, timelines);
+  trained.weights = collect_weights(world, options, pipeline, pieces);
+  if (world.world_rank().value != 0) return trained;
+  if (sc::is_auto(options.schedule)) std::printf("%s\n", pipeline.auto_report().text().c_str());
+  write_timelines(options, steps);
   return trained;
 }
 
@@ -232,6 +264,8 @@ Options parse(int argc, char** argv) {
       options.steps = number();
     } else if (word == "--ranks") {
       options.ranks = number();
+    } else if (word == "--stages-per-rank") {
+      options.stages_per_rank = number();
     } else if (word == "--replicas") {
       options.replicas = number();
     } else if (word == "--schedule") {
@@ -248,8 +282,8 @@ Options parse(int argc, char** argv) {
   }
   if (options.files.empty()) {
     throw sc::InvalidArgument(
-        "usage: gpt_demo [--steps N] [--schedule NAME] [--ranks N] [--replicas N] [--device cpu|cuda] [--out FOLDER] "
-        "TEXT_FILE...");
+        "usage: gpt_demo [--steps N] [--schedule NAME] [--stages-per-rank N] [--ranks N] [--replicas N] "
+        "[--device cpu|cuda] [--out FOLDER] TEXT_FILE...");
   }
   if (options.microbatches % options.replicas != 0) {
     throw sc::InvalidArgument("--replicas must divide the " + std::to_string(options.microbatches) +
@@ -267,8 +301,9 @@ int demo(int argc, char** argv) {
   std::once_flag once;
   std::vector<std::vector<GptPiece>> pieces;
   const auto program = [&](sc::World& world) {
+    const int stages = sc::placement_in(world, options.schedule, options.stages_per_rank).stages();
     std::call_once(once, [&] {
-      for (int replica = 0; replica < world.replicas(); ++replica) pieces.push_back(make_pieces(config, world.size()));
+      for (int replica = 0; replica < world.replicas(); ++replica) pieces.push_back(make_pieces(config, stages));
     });
     if (world.world_rank().value == 0) {
       std::int64_t parameters = 0;
@@ -282,9 +317,9 @@ int demo(int argc, char** argv) {
                   options.microbatches);
     }
     const auto& own = pieces[static_cast<std::size_t>(world.replica())];
-    const Trained pipelined = train_pipelined(world, options, text, own[world.rank().index()]);
+    const Trained pipelined = train_pipelined(world, options, text, own);
     if (world.world_rank().value != 0) return;
-    compare(options, pipelined, train_on_one_device(options, text, world.device(), make_pieces(config, world.size())));
+    compare(options, pipelined, train_on_one_device(options, text, world.device(), make_pieces(config, stages)));
   };
   return sc::launch(
       argc, argv,

@@ -4,6 +4,7 @@
 
 #include "stagecraft/checkpoint/checkpoint.h"  // IWYU pragma: export
 #include "stagecraft/model/pipe.h"             // IWYU pragma: export
+#include "stagecraft/runtime/auto_schedule.h"  // IWYU pragma: export
 #include "stagecraft/runtime/launch.h"         // IWYU pragma: export
 #include "stagecraft/runtime/pipeline.h"       // IWYU pragma: export
 #include "stagecraft/runtime/split.h"          // IWYU pragma: export

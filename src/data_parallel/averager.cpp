@@ -80,6 +80,12 @@ class Averager::Implementation {
     }
   }
 
+  /// The thread is at rest, and sees it with the next task.
+  void reorder(const std::vector<std::size_t>& order) {
+    const std::lock_guard lock(mutex_);
+    parameters_ = assigned(stages_, order);
+  }
+
   void start(std::size_t stage) {
     Task task{stage, {}};
     if (stream_) task.computed.emplace_back(device_.type()).record(current_stream(device_));
@@ -268,6 +274,7 @@ Averager::Averager(Group peers, const std::vector<Stage>& stages, const std::vec
     : implementation_(std::make_unique<Implementation>(std::move(peers), stages, order, bucket_bytes, device)) {}
 Averager::~Averager() = default;
 void Averager::make_equal() { implementation_->make_equal(); }
+void Averager::reorder(const std::vector<std::size_t>& order) { implementation_->reorder(order); }
 void Averager::start(std::size_t stage) { implementation_->start(stage); }
 void Averager::finish() { implementation_->finish(); }
 void Averager::cancel() { implementation_->cancel(); }

@@ -207,7 +207,7 @@ std::vector<int> balanced_places(const Program& program, int stages, const std::
   };
 
   // First the least possible size of the largest stage; then, with stages hardly larger than that, the least to send.
-  constexpr double kTolerance = 1.05;
+  constexpr double kTolerance = 1.1;
   const Division smallest =
       divide(stages, count, [&](double so_far, int from, int to) { return std::max(so_far, work_between(from, to)); });
   const double limit = kTolerance * smallest.cost;

@@ -109,6 +109,14 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   text << "schedule\t" << (schedule.name.empty() ? "one of its own" : schedule.name) << " (" << schedule.ranks()
        << " ranks, " << schedule.stages() << " stages, " << schedule.microbatches << " microbatches, hash "
        << hash_of(schedule) << ")\n";
+  text << "choice of schedule\t";
+  if (!options.plan && is_auto(options.schedule)) {
+    const AutoOptions& automatic = options.automatic;
+    text << "automatic, profile_steps " << automatic.profile_steps << ", memory_limit " << automatic.memory_limit;
+  } else {
+    text << "fixed";
+  }
+  text << '\n';
   text << "edges\t";
   for (const Edge& edge : options.edges) {
     text << edge.from << '.' << edge.output << "->" << edge.to << '.' << edge.argument << (edge.gradient ? " " : "! ");

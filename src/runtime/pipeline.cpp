@@ -3,107 +3,26 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <exception>
-#include <fstream>
-#include <ranges>
 #include <sstream>
 
+#include "autopilot.h"
 #include "executor.h"
 #include "handshake.h"
-#include "program.h"
+#include "resolve.h"
+#include "runnable.h"
+#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/csv.h"
-#include "stagecraft/schedule/generator.h"
 #include "stagecraft/stage/stand_ins.h"
 #include "step_inputs.h"
 #include "tied_parameters.h"
+#include "timeline_message.h"
 
 namespace stagecraft {
 namespace {
 
 std::string number(std::int64_t value) { return std::to_string(value); }
-
-Schedule read_schedule(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw InvalidArgument("the schedule file '" + path + "' cannot be read: give a CSV file, or a known name");
-  return Schedule::from_rows(parse_csv(text.str()), path);
-}
-
-Schedule resolve(const PipelineOptions& options, int ranks, int stages_per_rank) {
-  const bool is_file = options.schedule.ends_with(".csv");
-  if (!options.plan && !is_file) {
-    return make_schedule(
-        options.schedule,
-        {.ranks = ranks, .stages_per_rank = stages_per_rank, .microbatches = std::max(1, options.microbatches)});
-  }
-  Schedule schedule = options.plan ? *options.plan : read_schedule(options.schedule);
-  if (schedule.ranks() != ranks) {
-    throw InvalidArgument("the schedule is for " + number(schedule.ranks()) + " ranks, but the world has " +
-                          number(ranks) + ": start as many, or give another schedule");
-  }
-  if (options.microbatches != 0 && options.microbatches != schedule.microbatches) {
-    throw InvalidArgument("the schedule is for " + number(schedule.microbatches) + " microbatches, but " +
-                          number(options.microbatches) +
-                          " are asked for: leave the number out, or give another schedule");
-  }
-  return schedule;
-}
-
-void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, RankId rank) {
-  const auto expected = schedule.placement.stages_of(rank);
-  std::string wanted;
-  for (const StageId stage : expected) wanted += (wanted.empty() ? "" : ", ") + number(stage.value);
-  for (const Stage& stage : stages) {
-    if (!schedule.placement.contains(stage.index())) {
-      throw InvalidArgument("rank " + number(rank.value) + " has stage " + number(stage.index().value) +
-                            ", but the pipeline has stages 0 to " + number(schedule.stages() - 1));
-    }
-  }
-  const bool same = stages.size() == expected.size() &&
-                    std::equal(stages.begin(), stages.end(), expected.begin(),
-                               [](const Stage& stage, StageId id) { return stage.index() == id; });
-  if (same) return;
-  std::string got;
-  for (const Stage& stage : stages) got += (got.empty() ? "" : ", ") + number(stage.index().value);
-  throw InvalidArgument("rank " + number(rank.value) + " has stages " + (got.empty() ? "(none)" : got) +
-                        ", but the schedule wants stages " + wanted +
-                        " there: every rank makes its own, and no rank goes without");
-}
-
-/// Places of the rank's stages, in the order in which their gradients are complete.
-std::vector<std::size_t> completion_order(const Program& program) {
-  std::vector<std::size_t> order;
-  for (const Instruction& instruction : std::views::reverse(program)) {
-    if (!gives_weight_gradient(instruction.kind)) continue;
-    if (std::find(order.begin(), order.end(), instruction.stage) == order.end()) order.push_back(instruction.stage);
-  }
-  std::reverse(order.begin(), order.end());
-  return order;
-}
-
-/// Places of the rank's stages that have gradients and no REDUCE_GRAD, in the same order.
-std::vector<std::size_t> never_reduced(const Program& program) {
-  std::vector<std::size_t> stages = completion_order(program);
-  std::erase_if(stages, [&](std::size_t stage) {
-    return std::any_of(program.begin(), program.end(), [&](const Instruction& instruction) {
-      return instruction.kind == ActionKind::kReduceGrad && instruction.stage == stage;
-    });
-  });
-  return stages;
-}
-
-bool trains(const Schedule& schedule) {
-  for (const Row& row : schedule.rows) {
-    for (const Action& action : row) {
-      if (gives_input_gradient(action.kind()) || action.is_overlap()) return true;
-    }
-  }
-  return false;
-}
 
 }  // namespace
 
@@ -120,34 +39,34 @@ class Pipeline::Implementation {
  public:
   Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
-    agree([&] { set_up(); });
+    const std::vector<std::vector<StageId>> stages_by_rank = gather_stages();
+    agree([&] { set_up(stages_by_rank); });
     const std::string differences =
-        disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule_)));
+        disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule())));
     if (!differences.empty()) throw InvalidArgument(differences);
     share_weights();
   }
 
   void share_weights() {
     if (!options_.ties.empty()) {
-      tied_ = std::make_unique<TiedParameters>(world_, stages_, options_.ties, schedule_.placement);
+      tied_ = std::make_unique<TiedParameters>(world_, stages_, options_.ties, schedule().placement);
       tied_->make_equal();
     }
     if (world_.replicas() == 1) return;
-    averager_ = std::make_unique<Averager>(world_.more_peers(), stages_, completion_order(training_program_),
+    averager_ = std::make_unique<Averager>(world_.more_peers(), stages_, active_->completion_order,
                                            options_.bucket_bytes, world_.device());
     averager_->make_equal();
     executor_->averager = averager_.get();
-    executor_->averaged_last = never_reduced(training_program_);
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
-    return together([&](StepInputs& inputs) { splitter_->split_batch(inputs, arguments, options); }, options, training);
+    return steered([&](StepInputs& inputs) { splitter_->split_batch(inputs, arguments, options); }, options, training);
   }
 
   StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
                                const StepOptions& options) {
-    return together([&](StepInputs& inputs) { splitter_->take_microbatches(inputs, arguments, targets, options); },
-                    options, true);
+    return steered([&](StepInputs& inputs) { splitter_->take_microbatches(inputs, arguments, targets, options); },
+                   options, true);
   }
 
   std::vector<StageShapes> infer_shapes(const ValueList& arguments, const StepOptions& options) {
@@ -167,23 +86,43 @@ class Pipeline::Implementation {
     return shapes;
   }
 
+  void record_timeline(bool record) {
+    is_recording_ = record;
+    executor_->record = record || (autopilot_ && autopilot_->records());
+  }
+
+  /// Of training, as it is executed.
+  [[nodiscard]] const Schedule& schedule() const { return active_->schedule; }
+
   World& world_;
   std::vector<Stage> stages_;
   PipelineOptions options_;
-  Schedule schedule_;
   Schedule evaluation_;
   std::optional<Wiring> wiring_;
-  Program training_program_;
   Program evaluation_program_;
   std::optional<InputSplitter> splitter_;
   std::unique_ptr<TiedParameters> tied_;  // with ties
   std::unique_ptr<Averager> averager_;    // with replicas
   std::optional<Executor> executor_;
-  bool trains_ = false;
+  std::optional<Autopilot> autopilot_;  // with schedule "auto"
   std::uint64_t steps_ = 0;
 
  private:
-  void set_up() {
+  /// Of every rank of the pipeline. All ranks call it, whatever their schedule is, so that none waits in vain for one
+  /// whose options differ.
+  std::vector<std::vector<StageId>> gather_stages() {
+    std::ostringstream own;
+    for (const Stage& stage : stages_) own << stage.index().value << ' ';
+    std::vector<std::vector<StageId>> all;
+    for (const std::string& text : world_.pipeline().all_gather(own.str())) {
+      std::istringstream in(text);
+      std::vector<StageId>& stages_of_rank = all.emplace_back();
+      for (int stage = 0; in >> stage;) stages_of_rank.emplace_back(stage);
+    }
+    return all;
+  }
+
+  void set_up(const std::vector<std::vector<StageId>>& stages_by_rank) {
     std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.index() < b.index(); });
     if (stages_.empty()) {
       throw InvalidArgument("rank " + number(world_.rank().value) + " has no stage: " + number(world_.size()) +
@@ -195,18 +134,53 @@ class Pipeline::Implementation {
     if (options_.bucket_bytes < 1) {
       throw InvalidArgument("bucket_bytes is at least 1, got " + number(options_.bucket_bytes));
     }
-    schedule_ = resolve(options_, world_.size(), static_cast<int>(stages_.size()));
-    check_stages(stages_, schedule_, world_.rank());
-    check_ties(stages_, options_.ties, schedule_.placement);
-    evaluation_ = forwards_of(schedule_);
-    if (!schedule_.is_lowered()) run_passes(schedule_, options_.passes);
-    require_valid(schedule_, CommModel::kTagged);
-    wiring_.emplace(schedule_.stages(), options_.edges);
-    training_program_ = compile(schedule_, world_.rank());
+    Schedule starting = resolve(options_, stages_by_rank, world_.rank());
+    check_stages(stages_, starting, world_.rank());
+    check_ties(stages_, options_.ties, starting.placement);
+    evaluation_ = forwards_of(starting);
+    if (!options_.plan && is_auto(options_.schedule)) {
+      autopilot_.emplace(world_, options_.automatic, starting, options_.passes);
+    }
+    active_ =
+        &runnables_[Autopilot::kWhole].emplace(make_runnable(std::move(starting), options_.passes, world_.rank()));
+    wiring_.emplace(schedule().stages(), options_.edges);
     evaluation_program_ = compile(evaluation_, world_.rank());
-    trains_ = trains(schedule_);
-    splitter_.emplace(options_, schedule_.microbatches, has_first(), has_last());
-    executor_.emplace(world_, stages_, options_, schedule_, *wiring_);
+    trains_ = trains(schedule());
+    splitter_.emplace(options_, schedule().microbatches, has_first(), has_last());
+    executor_.emplace(world_, stages_, options_, schedule(), *wiring_);
+    executor_->averaged_last = active_->never_reduced;
+    record_timeline(false);
+  }
+
+  // --- schedule "auto" ---
+
+  /// A step as `together`; if it trains and went well, the autopilot says what the next one runs.
+  template <typename Prepare>
+  StepResult steered(const Prepare& prepare, const StepOptions& options, bool training) {
+    const double begin = seconds_now();
+    StepResult result = together(prepare, options, training);
+    if (!training || !autopilot_ || autopilot_->is_decided()) return result;
+    try {
+      autopilot_->after_step(executor_->timeline, seconds_now() - begin);
+    } catch (...) {
+      use(autopilot_->next());
+      throw;
+    }
+    use(autopilot_->next());
+    return result;
+  }
+
+  /// From the next step on. The executor stays: it depends on the placement and the number of microbatches alone.
+  void use(Autopilot::Variant variant) {
+    record_timeline(is_recording_);
+    auto& runnable = runnables_[variant];
+    if (!runnable) {
+      runnable = make_runnable(autopilot_->schedule(variant), options_.passes, world_.rank());
+    }
+    if (active_ == &*runnable) return;
+    active_ = &*runnable;
+    executor_->averaged_last = active_->never_reduced;
+    if (averager_) averager_->reorder(active_->completion_order);
   }
 
   /// A mistake on one rank is an error on all.
@@ -229,7 +203,7 @@ class Pipeline::Implementation {
   }
 
   [[nodiscard]] bool has_first() const { return stages_.front().index().value == 0; }
-  [[nodiscard]] bool has_last() const { return stages_.back().index().value + 1 == schedule_.stages(); }
+  [[nodiscard]] bool has_last() const { return stages_.back().index().value + 1 == schedule().stages(); }
 
   void check_inputs(const StepInputs& inputs, const ValueList* first) const {
     if (has_first() && (first == nullptr || first->empty()) && inputs.keywords.front().empty()) {
@@ -237,7 +211,8 @@ class Pipeline::Implementation {
     }
     if (!inputs.training) return;
     if (!trains_) {
-      throw InvalidArgument("the schedule " + schedule_.name + " has no backward: use eval, or a schedule that trains");
+      throw InvalidArgument("the schedule " + schedule().name +
+                            " has no backward: use eval, or a schedule that trains");
     }
     if (!has_last()) return;
     if (!options_.loss) throw InvalidArgument("training needs a loss: set it in the options of the pipeline");
@@ -261,7 +236,7 @@ class Pipeline::Implementation {
       inputs.keep_outputs = options.return_outputs || !training;
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
-      inputs.first_microbatch = world_.replica() * schedule_.microbatches;
+      inputs.first_microbatch = world_.replica() * schedule().microbatches;
       if ((training || options_.broadcast_loss) && !inputs.only_shapes) weigh_replicas(inputs);
       result = run(inputs, shapes);
     } catch (const AbortedError&) {
@@ -327,7 +302,7 @@ class Pipeline::Implementation {
 
     const bool sums_ties = tied_ && inputs.training;
     const TiedParameters::Aside aside = sums_ties ? tied_->set_aside() : TiedParameters::Aside();
-    StepOutputs outputs = inputs.training ? executor_->run(training_program_, schedule_, inputs)
+    StepOutputs outputs = inputs.training ? executor_->run(active_->program, schedule(), inputs)
                                           : executor_->run(evaluation_program_, evaluation_, inputs);
     if (sums_ties) tied_->sum();
     if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
@@ -351,7 +326,7 @@ class Pipeline::Implementation {
     Message own;
     if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble) * share};
     if (has_last() && world_.replicas() > 1) own = of_all_replicas(std::move(own));
-    const RankId last = schedule_.placement.rank_of(StageId(schedule_.stages() - 1));
+    const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
     const Message shared = world_.pipeline().broadcast(std::move(own), last.value);
     if (shared.tensors.empty()) return;
     result.losses = shared.tensors[0].unbind();
@@ -370,6 +345,11 @@ class Pipeline::Implementation {
     if (losses.empty()) return {};
     return {{at::cat(losses), at::cat(weights)}, ""};
   }
+
+  std::array<std::optional<Runnable>, Autopilot::kVariants> runnables_;  // one, unless the schedule is "auto"
+  const Runnable* active_ = nullptr;                                     // what training runs
+  bool trains_ = false;
+  bool is_recording_ = false;  // as the user wishes
 };
 
 Pipeline::Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options)
@@ -418,28 +398,26 @@ bool Pipeline::has_first_stage() const { return stages().front().index().value =
 bool Pipeline::has_last_stage() const { return stages().back().index().value + 1 == schedule().stages(); }
 std::uint64_t Pipeline::steps() const { return implementation_->steps_; }
 void Pipeline::set_steps(std::uint64_t steps) { implementation_->steps_ = steps; }
-const Schedule& Pipeline::schedule() const { return implementation_->schedule_; }
+const Schedule& Pipeline::schedule() const { return implementation_->schedule(); }
 
 void Pipeline::on(ActionKind kind, std::function<void(const ActionContext&)> handler) {
   implementation_->executor_->handlers[static_cast<std::size_t>(kind)] = std::move(handler);
 }
 
-void Pipeline::record_timeline(bool record) { implementation_->executor_->record = record; }
+void Pipeline::record_timeline(bool record) { implementation_->record_timeline(record); }
 const Timeline& Pipeline::timeline() const { return implementation_->executor_->timeline; }
 
 std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
-  static_assert(std::is_trivially_copyable_v<Span>);
-  const Timeline& own = timeline();
-  std::string bytes(own.size() * sizeof(Span), '\0');
-  if (!own.empty()) std::memcpy(bytes.data(), own.data(), bytes.size());
   std::vector<Timeline> all;
-  for (const Message& message : implementation_->world_.pipeline().collect({{}, std::move(bytes)}, to.value)) {
-    Timeline& timeline_of_rank = all.emplace_back(message.header.size() / sizeof(Span));
-    if (!timeline_of_rank.empty()) {
-      std::memcpy(timeline_of_rank.data(), message.header.data(), message.header.size());
-    }
+  for (const Message& message : implementation_->world_.pipeline().collect(to_message(timeline()), to.value)) {
+    all.push_back(to_timeline(message));
   }
   return all;
+}
+
+const AutoReport& Pipeline::auto_report() const {
+  if (implementation_->autopilot_) return implementation_->autopilot_->report();
+  throw InvalidArgument("this pipeline runs the schedule it was given: there is a report only with schedule \"auto\"");
 }
 
 }  // namespace stagecraft

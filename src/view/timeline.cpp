@@ -144,32 +144,4 @@ void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, c
   out << "</g>\n</svg>\n";
 }
 
-void write_timeline_trace(std::ostream& out, const std::vector<Timeline>& ranks, const std::string& name) {
-  const Extent extent = extent_of(ranks);
-  out << fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"schedule\":\"{}\"}},\n\"traceEvents\":[",
-                     detail::json_escaped(name));
-  const char* separator = "\n";
-  const auto slice = [&](std::size_t rank, int thread, const std::string& text, double begin, double end,
-                         std::int64_t bytes) {
-    out << separator
-        << fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"bytes":{}}}}})",
-                       text, rank, thread, 1e6 * (begin - extent.begin), 1e6 * (end - begin), bytes);
-    separator = ",\n";
-  };
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    out << separator << fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"Rank {0}"}}}})", r);
-    separator = ",\n";
-    for (const Span& span : ranks[r]) {
-      const bool computes = is_compute(span.action.kind());
-      if (span.beside) {
-        slice(r, 3, to_text(span.action), span.start, span.end, span.bytes);
-        continue;
-      }
-      if (span.waited > 0) slice(r, 2, "wait for " + to_text(span.action), span.start, span.start + span.waited, 0);
-      slice(r, computes ? 1 : 2, to_text(span.action), span.start + span.waited, span.end, span.bytes);
-    }
-  }
-  out << "\n]}\n";
-}
-
 }  // namespace stagecraft

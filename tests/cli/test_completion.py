@@ -11,7 +11,7 @@ import unittest
 
 from command_case import OK, TIMEOUT, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "completion"]
 
 
 class Bash(CommandCase):

@@ -5,7 +5,7 @@ import unittest
 
 from command_case import UNUSABLE, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "completion"]
 
 
 class Usage(CommandCase):
@@ -59,6 +59,8 @@ class Usage(CommandCase):
             ("show", "x.csv", "list"): ["'list' is not expected"],
             ("show", "x.csv", "--align", "left"): ["--align", "'left'", "auto|slots|steps"],
             ("show", "x.csv", "--colour", "red"): ["--colour", "'red'", "auto|always|never"],
+            ("profile",): ["files is required", "'stagecraft profile --help'"],
+            ("profile", "x.json", "--skip", "-1"): ["--skip", "'-1' is not a whole number"],
             ("list", "--format", "csv"): ["--format", "'csv'", "table|json"],
             ("completion",): ["shell is required"],
             ("completion", "fish"): ["'fish'", "bash|zsh"],

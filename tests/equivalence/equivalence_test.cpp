@@ -19,6 +19,10 @@ constexpr std::uint64_t kSeed = 17;
 constexpr std::int64_t kRows = 24;
 constexpr std::int64_t kUnevenRows = 67;  // not the same for all replicas
 
+/// Recording, comparing and what comes after take nine steps.
+constexpr AutoOptions kAutomatic = {.profile_steps = 1, .time_budget = 0.2};
+constexpr int kAutomaticSteps = 9;
+
 struct Setting {
   at::ScalarType type;
   std::string schedule;
@@ -26,9 +30,14 @@ struct Setting {
   int stages_per_rank;
   int microbatches;  // of each replica
   int replicas = 1;
+  int steps = 2;  // accumulated
 
   [[nodiscard]] std::int64_t rows() const { return replicas > 1 ? kUnevenRows : kRows; }
   [[nodiscard]] int stages() const { return ranks * stages_per_rank; }
+  [[nodiscard]] Placement placement() const {
+    if (is_auto(schedule)) return auto_placement(ranks, stages_per_rank);
+    return make_schedule(schedule, {.ranks = ranks, .stages_per_rank = stages_per_rank, .microbatches = 1}).placement;
+  }
 };
 
 /// What a step leaves behind, on one device or in one replica.
@@ -68,11 +77,11 @@ class Subject {
     target_ = at::randn_like(input_);
   }
 
-  /// Two steps accumulated, one microbatch after the other, on one device.
+  /// All steps accumulated, one microbatch after the other, on one device.
   Trace one_device() {
     Trace trace;
     at::set_num_threads(1);
-    for (std::uint64_t step = 0; step < 2; ++step) {
+    for (std::uint64_t step = 0; step < static_cast<std::uint64_t>(setting_.steps); ++step) {
       std::vector<at::Tensor> outputs;
       trace.losses.clear();
       const auto inputs = pieces_of(input_);
@@ -96,9 +105,9 @@ class Subject {
     std::vector<Trace> traces(static_cast<std::size_t>(setting_.replicas));
     run_everywhere(setting_.ranks, setting_.replicas, [&](World& world) {
       Trace& trace = traces[static_cast<std::size_t>(world.replica())];
-      Schedule schedule = make_schedule(setting_.schedule, shape());
+      const Placement placement = setting_.placement();
       std::vector<Stage> stages;
-      for (const StageId stage : schedule.placement.stages_of(world.rank())) {
+      for (const StageId stage : placement.stages_of(world.rank())) {
         const PiecePtr piece = copy_of(stage.value, world.replica());
         stages.push_back(make_stage(stage.value, piece,
                                     [piece](const StageCall& call) { return Value(piece->run(call.arguments)); }));
@@ -109,11 +118,12 @@ class Subject {
                          .loss = [](const Value& output, const Value& target,
                                     const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
                          .edges = model_.edges(setting_.stages()),
-                         .seed = kSeed});
+                         .seed = kSeed,
+                         .automatic = kAutomatic});
       const at::Tensor input = world.share_of(input_);
       const at::Tensor target = world.share_of(target_);
       pipeline.eval({input});  // leaves nothing behind
-      for (int step = 0; step < 2; ++step) {
+      for (int step = 0; step < setting_.steps; ++step) {
         const StepResult result = pipeline.step({input}, {.target = target, .return_outputs = true});
         EXPECT_EQ(result.has_loss(), pipeline.has_last_stage());
         if (!pipeline.has_last_stage()) continue;
@@ -123,8 +133,12 @@ class Subject {
       if (processes() == 0 && (!world.is_first() || world.replica() > 0)) return;
       here_ = processes() == 0 ? -1 : world.replica();
       in_order_ = weight_parts_in_order(pipeline.schedule());
+      if (is_auto(setting_.schedule)) {
+        EXPECT_EQ(pipeline.auto_report().phase, AutoReport::Phase::kDecided);
+        in_order_.assign(in_order_.size(), false);  // steps had different schedules
+      }
       for (int s = 0; s < setting_.stages(); ++s) {
-        is_here_.push_back(processes() == 0 || schedule.placement.rank_of(StageId(s)) == world.rank());
+        is_here_.push_back(processes() == 0 || placement.rank_of(StageId(s)) == world.rank());
       }
     });
     for (int r = 0; r < setting_.replicas; ++r) collect(traces[static_cast<std::size_t>(r)], r);
@@ -164,11 +178,6 @@ class Subject {
  private:
   [[nodiscard]] PiecePtr copy_of(int stage, int replica) const {
     return copies_[static_cast<std::size_t>(replica * setting_.stages() + stage)];
-  }
-
-  [[nodiscard]] Shape shape() const {
-    return {
-        .ranks = setting_.ranks, .stages_per_rank = setting_.stages_per_rank, .microbatches = setting_.microbatches};
   }
 
   [[nodiscard]] std::vector<at::Tensor> pieces_of(const at::Tensor& batch) const {
@@ -334,6 +343,35 @@ TEST_P(Equivalence, ReplicasEqualOneDeviceOnTheWholeBatch) {
           compare(model, {type, GetParam(), ranks, generator.min_stages_per_rank, microbatches, replicas});
           if (testing::Test::HasFatalFailure()) return;
         }
+      }
+    }
+  }
+}
+
+/// Schedules change while the gradients add up, and with them nothing else.
+TEST(EquivalenceOfAuto, EqualsOneDevice) {
+  int settings = 0;
+  for (const int ranks : processes() > 0 ? std::vector{processes()} : std::vector{1, 2, 3}) {
+    for (const int per_rank : {1, 2, 3}) {
+      for (const int microbatches : {1, 4, 7}) {
+        for (const Model& model : models()) {
+          if (!run_all() && ++settings % 11 != 0) continue;
+          compare(model, {at::kDouble, "auto", ranks, per_rank, microbatches, 1, kAutomaticSteps});
+          if (testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(EquivalenceOfAuto, ReplicasEqualOneDeviceOnTheWholeBatch) {
+  int settings = 0;
+  for (const auto& [ranks, replicas] : worlds_of_replicas()) {
+    for (const int per_rank : {1, 2}) {
+      for (const Model& model : models()) {
+        if (!run_all() && ++settings % 9 != 0) continue;
+        compare(model, {at::kDouble, "auto", ranks, per_rank, 4, replicas, kAutomaticSteps});
+        if (testing::Test::HasFatalFailure()) return;
       }
     }
   }

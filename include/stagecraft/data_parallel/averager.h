@@ -28,6 +28,9 @@ class Averager {
   /// Parameters and buffers become those of replica 0.
   void make_equal();
 
+  /// Between two steps: from now on, stages are started in another order. On all replicas alike.
+  void reorder(const std::vector<std::size_t>& order);
+
   /// The gradients of a stage are complete: averaging begins, and nobody else touches them until it has ended.
   void start(std::size_t stage);
   /// Waits for all that were started, and throws what went wrong.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stagecraft/passes/pass.h"
+#include "stagecraft/runtime/auto_schedule.h"
 #include "stagecraft/runtime/wiring.h"
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/schedule/schedule.h"
@@ -54,7 +55,9 @@ struct Tie {
 };
 
 struct PipelineOptions {
-  /// The name of a known schedule ("1F1B", "InterleavedZeroBubble", ...), or the path of a CSV file.
+  /// The name of a known schedule ("1F1B", "InterleavedZeroBubble", ...), the path of a CSV file, or "auto": the
+  /// pipeline starts with a plain schedule for where its stages are, records some steps, plans a better one, measures
+  /// both in turns and keeps the faster. Results do not depend on it. See `auto_report`.
   std::string schedule = "1F1B";
   /// A schedule of your own, compute-only or lowered, instead of a name.
   std::optional<Schedule> plan = std::nullopt;
@@ -82,6 +85,8 @@ struct PipelineOptions {
   std::string passes = std::string(kDefaultLowering);
   /// With replicas: small gradients are averaged together up to this size, large ones in pieces of it.
   std::int64_t bucket_bytes = 16 << 20;
+  /// With schedule "auto".
+  AutoOptions automatic = {};
 };
 
 struct StepOptions {
@@ -125,6 +130,8 @@ struct StageShapes {
 ///
 /// After an error in a step every rank throws: the rank that failed its StepError, the others AbortedError with the
 /// same message. Gradients may have been accumulated in part; nothing else is left over, and the next step works.
+/// With schedule "auto", one step also plans; should that fail, it throws on all ranks after its gradients are
+/// complete, and the schedule stays what it was at the beginning.
 class Pipeline {
  public:
   /// Throws InvalidArgument when stages, ranks and schedule do not fit, ScheduleError when the schedule must not run;
@@ -160,8 +167,12 @@ class Pipeline {
   /// goes on where another stopped sets it.
   [[nodiscard]] std::uint64_t steps() const;
   void set_steps(std::uint64_t steps);
-  /// As it is executed: lowered.
+  /// As it is executed: lowered. With "auto", that of the next step.
   [[nodiscard]] const Schedule& schedule() const;
+
+  /// How far "auto" has come, and what it has gained; the same on all ranks after a step. Throws InvalidArgument when
+  /// the schedule is another.
+  [[nodiscard]] const AutoReport& auto_report() const;
 
   /// Runs `handler` instead of every action of a kind.
   void on(ActionKind kind, std::function<void(const ActionContext&)> handler);

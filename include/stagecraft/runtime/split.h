@@ -4,16 +4,21 @@
 #include <vector>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/runtime/auto_schedule.h"
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/schedule/generator.h"
+#include "stagecraft/schedule/schedule_file.h"
 #include "stagecraft/stage/from_module.h"
 #include "stagecraft/stage/microbatches.h"
 
 /// Cutting a model into the stages of a rank.
 namespace stagecraft {
 
-/// Where a schedule puts its stages in this world. `stages_per_rank` 0: as many as the schedule usually has.
+/// Where a schedule, by name or file, puts its stages in this world. `stages_per_rank` 0: as many as the schedule usually
+/// has. For "auto": see auto_placement.
 inline Placement placement_in(const World& world, const std::string& schedule, int stages_per_rank = 0) {
+  if (is_schedule_file(schedule)) return read_schedule(schedule).placement;
+  if (is_auto(schedule)) return auto_placement(world.size(), stages_per_rank);
   return make_schedule(schedule, {.ranks = world.size(), .stages_per_rank = stages_per_rank, .microbatches = 1})
       .placement;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "stagecraft/schedule/action.h"
@@ -23,5 +24,14 @@ struct Span {
 
 /// Of one rank, in the order of execution.
 using Timeline = std::vector<Span>;
+
+/// One step of all ranks, by rank.
+using StepTimelines = std::vector<Timeline>;
+
+/// Steps of one run, one after the other, all with the same ranks and stages.
+struct Recording {
+  std::string name;  ///< Of the schedule.
+  std::vector<StepTimelines> steps;
+};
 
 }  // namespace stagecraft

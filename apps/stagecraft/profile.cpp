@@ -1,0 +1,102 @@
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "command.h"
+#include "failure.h"
+#include "formats.h"
+#include "options.h"
+#include "output.h"
+#include "parsed_input.h"
+#include "profile_report.h"
+#include "stagecraft/sim/cost_file.h"
+#include "stagecraft/view/timeline.h"
+
+namespace stagecraft::cli {
+namespace {
+
+const std::vector<std::string> kFormats = {"table", "json", "none"};
+
+constexpr const char* kExamples =
+    "A timeline is what Pipeline::record_timeline records and write_timeline_trace writes, all ranks and some steps. "
+    "Several,\n"
+    "of different schedules over the same stages, tell more: one with whole backwards and one with split ones tell B, "
+    "I "
+    "and\n"
+    "W. Times are in seconds. With -o FILE.json the report goes to standard output.\n"
+    "\n"
+    "Examples:\n"
+    "  stagecraft profile timeline.json\n"
+    "  stagecraft profile 1f1b.json zb.json -o costs.json\n"
+    "  stagecraft profile timeline.json --skip 3 --format json";
+
+class ProfileCommand : public Command {
+ public:
+  explicit ProfileCommand(CLI::App& program)
+      : Command(program.add_subcommand("profile", "Find the costs of a run from its recorded timeline")) {
+    parser_->add_option("files", files_, "Timelines in JSON; - reads standard input")
+        ->type_name(std::string(kFileType))
+        ->required()
+        ->expected(1, -1);
+    parser_
+        ->add_option_function<std::string>(
+            "--skip", [this](const std::string& text) { skip_ = to_steps(text); },
+            "Steps at the beginning of each that do not count (default: 1 where there are several)")
+        ->type_name(std::string(kNumberType));
+    add_output(*parser_, output_);
+    add_choice(*parser_, "--format", format_, kFormats,
+               "table is a report, json the costs (default: by the extension of -o, else table)");
+    parser_->footer(kExamples);
+  }
+
+  int run() override {
+    std::vector<Recording> recordings;
+    for (const std::string& file : files_) {
+      recordings.push_back(read_parsed(file, parse_timeline_trace));
+      if (recordings.back().name.empty()) recordings.back().name = schedule_name(file);
+      check_alone(file, recordings.back());
+    }
+    const Profile found = profile(recordings, {.skip = skip_});
+    const std::string format = choose_format(format_, output_, kFormats, "table");
+    if (format == "none") return kOk;
+    write_output(output_, [&](std::ostream& out) {
+      format == "json" ? void(out << costs_to_json(found.costs)) : write_profile_report(out, found);
+    });
+    if (format == "json" && output_ != "-") {
+      write_output("-", [&](std::ostream& out) { write_profile_report(out, found); });
+    }
+    return kOk;
+  }
+
+ private:
+  static int to_steps(const std::string& text) {
+    int value = -1;
+    const char* end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || last != end || value < 0) {
+      throw CLI::ValidationError("--skip", fmt::format("'{}' is not a whole number from 0 up", text));
+    }
+    return value;
+  }
+
+  /// Of several files, the one at fault is named.
+  void check_alone(const std::string& file, const Recording& recording) const {
+    try {
+      (void)profile(std::span(&recording, 1), {.skip = skip_});
+    } catch (const Error& error) {
+      throw Failure(kUnusable, fmt::format("{}: {}", source_name(file), error.what()));
+    }
+  }
+
+  std::vector<std::string> files_;
+  int skip_ = -1;
+  std::string output_ = "-";
+  std::string format_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_profile_command(CLI::App& program) { return std::make_unique<ProfileCommand>(program); }
+
+}  // namespace stagecraft::cli

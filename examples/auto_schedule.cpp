@@ -1,0 +1,42 @@
+// A pipeline that finds its schedule while it trains: some steps are recorded, rank 0 plans, old and new take turns,
+// and the faster one stays.
+//
+//   step  0 ...  7   recorded: backwards whole, split, whole, split, ...
+//   step  8 ... 15   measured: planned, old, planned, old, ...
+//   step 16 ...      the faster one
+
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "stagecraft/stagecraft.h"
+
+namespace sc = stagecraft;
+
+int main(int argc, char** argv) {
+  return sc::launch(argc, argv, {.ranks = 2, .threads_per_rank = 1}, [](sc::World& world) {
+    torch::nn::Sequential model;
+    for (int layer = 0; layer < 4 * world.size(); ++layer) {
+      model->push_back(torch::nn::Linear(128, 128));
+      model->push_back(torch::nn::Tanh());
+    }
+    // Two stages per rank, in a V.
+    sc::Pipeline pipeline(
+        world, sc::split(model, world, {.schedule = "auto", .stages_per_rank = 2}),
+        {.schedule = "auto",
+         .microbatches = 8,
+         .loss = [](const sc::Value& output, const sc::Value& target,
+                    const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
+         .automatic = {.profile_steps = 3, .time_budget = 2}});
+    torch::optim::Adam optimizer(pipeline.parameters(), 1e-3);
+    const auto x = torch::linspace(-1, 1, 256 * 128).view({256, 128});
+    for (int step = 0; step < 20; ++step) {
+      pipeline.step({x}, {.target = x});
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    if (!world.is_first()) return;
+    std::cout << pipeline.auto_report().text() << "\n";
+    if (pipeline.auto_report().phase != sc::AutoReport::Phase::kDecided) throw std::runtime_error("it did not decide");
+  });
+}

@@ -1,0 +1,114 @@
+#include "recorded_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/schedule/message.h"
+
+namespace stagecraft::detail {
+
+RecordedStep::RecordedStep(const StepTimelines& step, const Placement& placement, const std::vector<double>& ahead)
+    : ranks_(step), placement_(placement) {
+  begin_ = std::numeric_limits<double>::infinity();
+  end_ = -begin_;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    for (Span& span : ranks_[r]) {
+      span.start -= ahead[r];
+      span.end -= ahead[r];
+      begin_ = std::min(begin_, span.start);
+      end_ = std::max(end_, span.end);
+    }
+    // What ran beside the others is last.
+    std::stable_sort(ranks_[r].begin(), ranks_[r].end(),
+                     [](const Span& a, const Span& b) { return a.beside != b.beside ? b.beside : a.start < b.start; });
+  }
+  for (const Timeline& timeline : ranks_) {
+    for (const Span& span : timeline) {
+      if (is_send(span.action.kind())) sends_[key_of(span.action)] = &span;
+      if (gives_input_gradient(span.action.kind())) {
+        backwards_[{span.action.stage().value, span.action.microbatch().value}] = span.action.kind();
+      }
+    }
+  }
+}
+
+std::optional<RecordedMessage> RecordedStep::message_for(const Span& consumer, RankId rank) const {
+  const Action send = message_needed(placement_, consumer.action);
+  if (send.is_idle()) return std::nullopt;
+  const auto found = sends_.find(key_of(send));
+  if (found == sends_.end()) return std::nullopt;
+  const Span& sent = *found->second;
+  return RecordedMessage{.from = placement_.rank_of(send.stage()),
+                         .to = rank,
+                         .bytes = sent.bytes,
+                         .sent = sent.end,
+                         .asked = consumer.start,
+                         .waited = consumer.waited};
+}
+
+ActionKind RecordedStep::backward_of(StageId stage, MicrobatchId microbatch) const {
+  const auto found = backwards_.find({stage.value, microbatch.value});
+  return found == backwards_.end() ? ActionKind::kBackward : found->second;
+}
+
+Schedule computed_schedule(const StepTimelines& step, const std::string& name) {
+  std::vector<Row> rows;
+  for (const Timeline& timeline : step) {
+    Row& row = rows.emplace_back();
+    for (const Span& span : timeline) {
+      const bool reduces = span.action.kind() == ActionKind::kReduceGrad && !span.beside;
+      if (is_compute(span.action.kind()) || reduces) row.push_back(span.action);
+    }
+  }
+  return Schedule::from_rows(std::move(rows), name);
+}
+
+std::vector<double> clocks_ahead(const Recording& recording, const Placement& placement) {
+  const auto ranks = static_cast<std::size_t>(placement.ranks());
+  const std::vector<double> none(ranks, 0.0);
+  // The shortest way of any message between two ranks, as their clocks tell it.
+  std::map<std::pair<std::size_t, std::size_t>, double> shortest;
+  for (const StepTimelines& timelines : recording.steps) {
+    const RecordedStep step(timelines, placement, none);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      for (const Span& span : step.ranks()[r]) {
+        const auto message = step.message_for(span, RankId(r));
+        if (!message) continue;
+        const auto [found, is_new] = shortest.try_emplace({message->from.index(), r}, message->delay());
+        if (!is_new) found->second = std::min(found->second, message->delay());
+      }
+    }
+  }
+  std::vector<double> ahead = none;
+  std::vector<bool> is_set(ranks, false);
+  std::vector<std::size_t> next = {0};
+  is_set[0] = true;
+  while (!next.empty()) {
+    const std::size_t from = next.back();
+    next.pop_back();
+    for (std::size_t to = 0; to < ranks; ++to) {
+      const auto there = shortest.find({from, to});
+      const auto back = shortest.find({to, from});
+      if (is_set[to] || (there == shortest.end() && back == shortest.end())) continue;
+      is_set[to] = true;
+      next.push_back(to);
+      ahead[to] = ahead[from];
+      const double way_there = there == shortest.end() ? 0 : there->second;
+      const double way_back = back == shortest.end() ? 0 : back->second;
+      if (way_there >= 0 && way_back >= 0) continue;
+      // Both ways take the same time; one that is not known takes none.
+      if (there == shortest.end()) {
+        ahead[to] -= way_back;
+      } else if (back == shortest.end()) {
+        ahead[to] += way_there;
+      } else {
+        ahead[to] += (way_there - way_back) / 2;
+      }
+    }
+  }
+  return ahead;
+}
+
+}  // namespace stagecraft::detail

@@ -1,0 +1,270 @@
+// Schedule "auto": profile, plan, compare, decide.
+
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "autopilot.h"
+#include "pipeline_testing.h"
+
+namespace stagecraft {
+namespace {
+
+using namespace pipeline_testing;
+using testing::AllOf;
+using Phase = AutoReport::Phase;
+
+constexpr AutoOptions kQuick = {.profile_steps = 2, .time_budget = 0.5};
+/// Until it is decided: two and one more of each form, recorded; then of each schedule, measured.
+constexpr int kSteps = 2 * 2 * (2 + 1);
+
+PipelineOptions automatic(int microbatches, const AutoOptions& options = kQuick) {
+  return {.schedule = "auto", .microbatches = microbatches, .loss = mean_square, .automatic = options};
+}
+
+/// Makes actions last, so that the machine hardly matters.
+void slow_down(Pipeline& pipeline, ActionKind kind, std::chrono::milliseconds time) {
+  pipeline.on(kind, [time](const ActionContext& context) {
+    context.run();
+    std::this_thread::sleep_for(time);
+  });
+}
+
+void slow_down(Pipeline& pipeline) {
+  using std::chrono::milliseconds;
+  slow_down(pipeline, ActionKind::kForward, milliseconds(8));
+  slow_down(pipeline, ActionKind::kBackwardInput, milliseconds(8));
+  slow_down(pipeline, ActionKind::kBackwardWeight, milliseconds(8));
+  slow_down(pipeline, ActionKind::kBackward, milliseconds(16));
+}
+
+TEST(Auto, FindsAFasterScheduleAndSwitches) {
+  Sayings reports;
+  run_ranks(quick(3), [&](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, automatic(4));
+    slow_down(pipeline);
+    const Tensor x = at::randn({4, 4});
+    EXPECT_EQ(pipeline.auto_report().starting, "1F1B");
+    EXPECT_EQ(pipeline.auto_report().phase, Phase::kProfiling);
+    EXPECT_THAT(pipeline.auto_report().text(), HasSubstr("profiling 1F1B"));
+    std::vector<Phase> phases;
+    for (int step = 0; step < kSteps + 1; ++step) {
+      pipeline.step({x}, {.target = x});
+      phases.push_back(pipeline.auto_report().phase);
+    }
+    EXPECT_EQ(phases[kSteps / 2 - 2], Phase::kProfiling);
+    EXPECT_EQ(phases[kSteps / 2 - 1], Phase::kComparing);
+    EXPECT_EQ(phases[kSteps - 2], Phase::kComparing);
+    EXPECT_EQ(phases[kSteps - 1], Phase::kDecided);
+    const AutoReport& report = pipeline.auto_report();
+    reports.add(world.rank(), report.text());
+    // 1F1B takes six times 24 ms, a zero-bubble schedule 16 ms and four times 24 ms.
+    EXPECT_TRUE(report.switched) << report.text();
+    EXPECT_GT(report.predicted_gain(), 0.1);
+    EXPECT_LT(report.predicted_gain(), 0.35);
+    EXPECT_NEAR(report.predicted_before / report.measured_before, 1, 0.25) << report.text();
+    EXPECT_NEAR(report.predicted_after / report.measured_after, 1, 0.25) << report.text();
+    ASSERT_EQ(report.costs.stages.size(), 3U);
+    EXPECT_GE(report.costs.stages[1].backward_weight, 0.008);
+    // No rank holds more than the fullest one did at the beginning.
+    EXPECT_EQ(report.memory_limit, 3);
+    for (const int peak : peak_live_activations(pipeline.schedule())) EXPECT_LE(peak, 3);
+    bool splits = false;
+    for (const Action& action : pipeline.schedule().rows[0]) splits |= action.kind() == ActionKind::kBackwardWeight;
+    EXPECT_TRUE(splits) << "it does not run what it has switched to";
+  });
+  EXPECT_THAT(reports.of(0), AllOf(HasSubstr("switched from 1F1B to"), HasSubstr("gain")));
+  EXPECT_EQ(reports.of(0), reports.of(1));
+  EXPECT_EQ(reports.of(0), reports.of(2));
+}
+
+TEST(Auto, StaysWhenNothingIsFaster) {
+  run_ranks(quick(1), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, automatic(2));
+    slow_down(pipeline);
+    slow_down(pipeline, ActionKind::kBackward, std::chrono::milliseconds(8));  // splitting costs time
+    const Tensor x = at::ones({4, 4});
+    for (int step = 0; step < kSteps; ++step) pipeline.step({x}, {.target = x});
+    EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
+    EXPECT_FALSE(pipeline.auto_report().switched);
+    EXPECT_THAT(pipeline.auto_report().text(), HasSubstr("stays with 1F1B"));
+  });
+}
+
+TEST(Auto, KeepsTheOldScheduleIfTheNewOneIsSlowerWhenMeasured) {
+  run_ranks(quick(3), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, automatic(4));
+    slow_down(pipeline);
+    const Tensor x = at::ones({4, 4});
+    for (int step = 0; step < kSteps; ++step) {
+      // What looked cheap when it was profiled no longer is.
+      if (pipeline.auto_report().phase == Phase::kComparing) {
+        slow_down(pipeline, ActionKind::kBackwardWeight, std::chrono::milliseconds(40));
+      }
+      pipeline.step({x}, {.target = x});
+    }
+    EXPECT_FALSE(pipeline.auto_report().switched) << pipeline.auto_report().text();
+    EXPECT_LT(pipeline.auto_report().measured_gain(), 0);
+    for (const Action& action : pipeline.schedule().rows[0]) EXPECT_NE(action.kind(), ActionKind::kBackwardWeight);
+  });
+}
+
+TEST(Auto, MoreMemoryIsTakenOnlyWhereAllowed) {
+  run_ranks(quick(2), [](World& world) {
+    Pipeline as_before(world, {stage_for(world)}, automatic(8));
+    EXPECT_EQ(as_before.auto_report().memory_limit, 2);
+    AutoOptions more = kQuick;
+    more.memory_limit = 5;
+    EXPECT_EQ(Pipeline(world, {stage_for(world)}, automatic(8, more)).auto_report().memory_limit, 5);
+    more.memory_limit = std::numeric_limits<double>::infinity();
+    Pipeline unlimited(world, {stage_for(world)}, automatic(2, more));
+    const Tensor x = at::ones({4, 4});
+    for (int step = 0; step < kSteps; ++step) unlimited.step({x}, {.target = x});
+    EXPECT_EQ(unlimited.auto_report().phase, Phase::kDecided);
+  });
+}
+
+TEST(Auto, TakesStagesWhereTheyAre) {
+  const auto starting = [](int ranks, int per_rank) {
+    std::string name;
+    run_ranks(quick(ranks), [&](World& world) {
+      std::vector<Stage> stages;
+      for (const StageId stage : stages_here(world, "auto", per_rank))
+        stages.push_back(make_stage(stage.value, layer()));
+      const Pipeline pipeline(world, std::move(stages), automatic(4));
+      if (world.is_first()) name = pipeline.auto_report().starting;
+    });
+    return name;
+  };
+  EXPECT_EQ(starting(2, 0), "1F1B");
+  EXPECT_EQ(starting(2, 2), "1F1B-V");
+  EXPECT_EQ(starting(2, 3), "Interleaved1F1B");
+  EXPECT_EQ(starting(1, 1), "1F1B");
+  EXPECT_EQ(starting(1, 3), "Interleaved1F1B");
+  EXPECT_EQ(auto_placement(3, 2), Placement::v(3, 2));
+  EXPECT_EQ(auto_placement(3, 4), Placement::loop(3, 4));
+  run_ranks(quick(2), [&](World& world) {  // a V of three: no known schedule has it
+    const Placement placement = Placement::v(2, 3);
+    std::vector<Stage> stages;
+    for (const StageId stage : placement.stages_of(world.rank())) {
+      stages.push_back(make_stage(stage.value, layer()));
+    }
+    Pipeline pipeline(world, std::move(stages), automatic(3));
+    const Tensor x = at::ones({3, 4});
+    for (int step = 0; step < kSteps; ++step) pipeline.step({x}, {.target = x});
+    EXPECT_EQ(pipeline.auto_report().starting, "breadth-first");
+    EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
+  });
+}
+
+std::string refusal(const std::function<PipelineOptions(World&)>& options,
+                    const std::function<std::vector<Stage>(World&)>& stages = {}) {
+  Sayings said;
+  run_ranks(quick(2), [&](World& world) {
+    said.add(world.rank(), message_of([&] {
+               Pipeline(world, stages ? stages(world) : std::vector<Stage>{stage_for(world)}, options(world));
+             }));
+  });
+  EXPECT_FALSE(said.of(0).empty());
+  EXPECT_FALSE(said.of(1).empty());
+  return said.of(0);
+}
+
+TEST(Auto, OptionsThatCannotBeAreRefused) {
+  const auto with = [](const AutoOptions& options) {
+    return refusal([options](World&) { return automatic(4, options); });
+  };
+  EXPECT_THAT(with({.profile_steps = 0}), HasSubstr("automatic.profile_steps is 0"));
+  EXPECT_THAT(with({.time_budget = -1}), HasSubstr("automatic.time_budget is -1"));
+  EXPECT_THAT(with({.time_budget = 1000}), AllOf(HasSubstr("automatic.time_budget is 1000"), HasSubstr("20 s")));
+  EXPECT_THAT(with({.memory_limit = 0.5}), AllOf(HasSubstr("automatic.memory_limit is 0.5"), HasSubstr("at least 1")));
+  EXPECT_THAT(with({.memory_limit = -1}), HasSubstr("automatic.memory_limit is -1"));
+  EXPECT_THAT(
+      refusal([](World& world) { return world.is_first() ? automatic(4) : PipelineOptions{.microbatches = 4}; }),
+      HasSubstr("choice of schedule"));
+  const auto one_behind_the_other = [](World& world) {
+    const int first = 2 * world.rank().value;
+    return std::vector<Stage>{make_stage(first, layer()), make_stage(first + 1, layer())};
+  };
+  EXPECT_THAT(refusal([](World&) { return automatic(4); }, one_behind_the_other),
+              AllOf(HasSubstr("on ranks 0 0 1 1"), HasSubstr("linear, in a loop or in a V")));
+  EXPECT_THAT(
+      refusal([](World&) { return automatic(4); }, [](World&) { return std::vector<Stage>{make_stage(0, layer())}; }),
+      HasSubstr("stage 0 of rank 1 is on rank 0 too"));
+  EXPECT_THAT(refusal([](World&) { return automatic(4); },
+                      [](World& world) { return std::vector<Stage>{make_stage(2 * world.rank().value, layer())}; }),
+              HasSubstr("numbered from 0 without gaps"));
+  run_ranks(quick(1), [](World& world) {
+    const Pipeline fixed(world, {stage_for(world)}, {.loss = mean_square});
+    EXPECT_THAT(message_of([&] { (void)fixed.auto_report(); }), HasSubstr("only with schedule \"auto\""));
+  });
+}
+
+TEST(Auto, AFailedStepDoesNotCount) {
+  run_ranks(quick(2), [](World& world) {
+    int calls = 0;
+    const auto forward = [&](const StageCall& call) -> Value {
+      if (++calls == 6 && world.is_last()) throw std::runtime_error("bad luck");
+      return call.tensor(0) * 2.0;
+    };
+    Pipeline pipeline(world, {Stage(world.rank().value, forward, {})}, automatic(2));
+    const Tensor x = at::ones({4, 4}).requires_grad_(true);
+    int good = 0;
+    int failed = 0;
+    while (pipeline.auto_report().phase != Phase::kDecided) {
+      try {
+        pipeline.step({x}, {.target = at::ones({4, 4})});
+        ++good;
+      } catch (const Error&) {
+        ++failed;
+      }
+    }
+    EXPECT_EQ(failed, 1);
+    EXPECT_GE(good, kSteps / 2);
+  });
+}
+
+TEST(Auto, AFailureToPlanIsAnErrorOnAllRanksAndTheNextStepWorks) {
+  Sayings said;
+  run_ranks(quick(2), [&](World& world) {
+    Autopilot autopilot(world, kQuick, make_schedule("1F1B", {.ranks = 2, .microbatches = 2}), "send_recv");
+    EXPECT_EQ(autopilot.next(), Autopilot::kWhole);
+    said.add(world.rank(), message_of([&] {
+               for (int step = 0; step < kSteps / 2; ++step) autopilot.after_step({}, 1);  // nothing was recorded
+             }));
+    EXPECT_TRUE(autopilot.is_decided());
+    EXPECT_EQ(autopilot.next(), Autopilot::kWhole);
+    autopilot.after_step({}, 1);
+  });
+  EXPECT_THAT(said.of(0), HasSubstr("empty timeline"));
+  EXPECT_THAT(said.of(1), AllOf(HasSubstr("rank 0: while planning a schedule"), HasSubstr("empty timeline")));
+}
+
+TEST(Auto, TheUsersOwnRecordingIsLeftAlone) {
+  run_ranks(quick(1), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, automatic(2));
+    const Tensor x = at::ones({4, 4});
+    pipeline.record_timeline(true);
+    for (int step = 0; step < kSteps + 1; ++step) pipeline.step({x}, {.target = x});
+    EXPECT_FALSE(pipeline.timeline().empty());
+    pipeline.record_timeline(false);
+    pipeline.step({x}, {.target = x});
+    EXPECT_TRUE(pipeline.timeline().empty());
+  });
+}
+
+TEST(Auto, ReplicasDecideAlike) {
+  Sayings said;
+  run_ranks({.ranks = 2, .replicas = 2, .timeout = std::chrono::seconds(20)}, [&](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, automatic(4));
+    slow_down(pipeline);
+    const Tensor x = at::randn({4, 4});
+    for (int step = 0; step < kSteps + 1; ++step) pipeline.step({x}, {.target = x});
+    EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
+    said.add(world.world_rank(), pipeline.auto_report().text());
+  });
+  for (int rank = 1; rank < 4; ++rank) EXPECT_EQ(said.of(rank), said.of(0));
+}
+
+}  // namespace
+}  // namespace stagecraft

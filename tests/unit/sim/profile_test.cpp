@@ -1,0 +1,285 @@
+// Costs from timelines: what the simulator makes of known costs, recorded as a run would be, must give these costs
+// back.
+
+#include "stagecraft/sim/profile.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/core/median.h"
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/schedule/generator.h"
+#include "stagecraft/sim/simulator.h"
+#include "support/message_of.h"
+
+namespace stagecraft {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr double kPause = 5;  // between two steps
+
+/// What a run that went like this would record.
+StepTimelines timelines_of(const Schedule& schedule, const Simulation& simulation, const Costs& costs, double begin) {
+  StepTimelines ranks;
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    Timeline& timeline = ranks.emplace_back();
+    double reached = 0;
+    for (std::size_t i = 0; i < schedule.rows[r].size(); ++i) {
+      const Action& action = schedule.rows[r][i];
+      const ActionTime time = simulation.times[r][i];
+      const StageCosts& stage = costs.of(action.stage());
+      Span& span = timeline.emplace_back();
+      span.action = action;
+      span.start = begin + reached;
+      span.waited = time.start - reached;
+      span.end = begin + time.end;
+      if (action.kind() == ActionKind::kSendForward) span.bytes = static_cast<std::int64_t>(stage.forward_bytes);
+      if (action.kind() == ActionKind::kSendBackward) span.bytes = static_cast<std::int64_t>(stage.backward_bytes);
+      reached = time.end;
+    }
+  }
+  return ranks;
+}
+
+/// What a run with exactly these costs would record, in a sequence of steps.
+Recording record(const std::string& name, const Shape& shape, const Costs& costs, int steps = 1) {
+  Schedule schedule = make_schedule(name, shape);
+  run_passes(schedule, "send_recv");
+  const Simulation simulation = simulate(schedule, costs, {.keep_times = true});
+  Recording recording{name, {}};
+  for (int step = 0; step < steps; ++step) {
+    recording.steps.push_back(timelines_of(schedule, simulation, costs, 100 + step * (simulation.makespan + kPause)));
+  }
+  return recording;
+}
+
+Profile profile_of(const Recording& recording, const ProfileOptions& options = {}) {
+  return profile(std::span(&recording, 1), options);
+}
+
+Costs uneven_costs(int stages) {
+  Costs costs;
+  costs.stages.clear();
+  for (int s = 0; s < stages; ++s) {
+    const double x = s;
+    costs.stages.push_back({.forward = 3 + 0.5 * x,
+                            .backward_input = 3.5 + 0.25 * x,
+                            .backward_weight = 2 + 0.125 * x,
+                            .backward = 5.25 + 0.375 * x});
+  }
+  costs.link.latency = 0.25;
+  return costs;
+}
+
+void expect_same_times(const Costs& got, const Costs& expected, bool has_backward, bool has_parts) {
+  ASSERT_EQ(got.stages.size(), expected.stages.size());
+  for (std::size_t s = 0; s < got.stages.size(); ++s) {
+    SCOPED_TRACE("stage " + std::to_string(s));
+    EXPECT_NEAR(got.stages[s].forward, expected.stages[s].forward, 1e-9);
+    if (has_parts) {
+      EXPECT_NEAR(got.stages[s].backward_input, expected.stages[s].backward_input, 1e-9);
+      EXPECT_NEAR(got.stages[s].backward_weight, expected.stages[s].backward_weight, 1e-9);
+    }
+    if (has_backward) {
+      EXPECT_NEAR(got.stages[s].backward, expected.stages[s].backward, 1e-9);
+    }
+  }
+}
+
+TEST(Profile, GivesBackTheCostsOfARun) {
+  for (const std::string name : {"GPipe", "1F1B", "Interleaved1F1B", "1F1B-V", "LoopedBFS"}) {
+    SCOPED_TRACE(name);
+    const Shape shape{.ranks = 3, .microbatches = 7};
+    const Costs costs = uneven_costs(make_schedule(name, shape).stages());
+    const Profile found = profile_of(record(name, shape, costs, 3));
+    expect_same_times(found.costs, costs, true, false);
+    ASSERT_EQ(found.runs.size(), 1U);
+    EXPECT_EQ(found.runs[0].steps, 2) << "the first one does not count";
+    EXPECT_NEAR(found.runs[0].simulated_makespan, found.runs[0].measured_makespan, 1e-9);
+    EXPECT_NEAR(found.runs[0].simulated_period, found.runs[0].measured_period, 1e-9);
+    EXPECT_NEAR(found.runs[0].measured_period, found.runs[0].measured_makespan + kPause, 1e-9);
+  }
+}
+
+TEST(Profile, PredictsSchedulesItHasNotSeen) {
+  const Shape shape{.ranks = 4, .microbatches = 9};
+  const Costs costs = uneven_costs(4);
+  const std::vector<Recording> runs = {record("1F1B", shape, costs), record("ZB-H1", shape, costs)};
+  const Profile found = profile(runs);
+  expect_same_times(found.costs, costs, true, true);
+  EXPECT_TRUE(found.assumed_splits.empty());
+  for (const std::string name : {"GPipe", "ZB-H2", "Eager1F1B"}) {
+    const Schedule schedule = make_schedule(name, shape);
+    EXPECT_NEAR(simulate(schedule, found.costs).makespan, simulate(schedule, costs).makespan, 1e-9) << name;
+  }
+}
+
+TEST(Profile, LinksDifferAndLargeMessagesTellTheirBandwidth) {
+  Costs costs = uneven_costs(3);
+  costs.links = {{RankId(0), RankId(1), {.latency = 0.5, .bandwidth = 0}},
+                 {RankId(2), RankId(1), {.latency = 1.5, .bandwidth = 0}}};
+  const Shape shape{.ranks = 3, .microbatches = 5};
+  const Costs found = profile_of(record("1F1B", shape, costs)).costs;
+  EXPECT_NEAR(found.between(RankId(0), RankId(1)).latency, 0.5, 1e-9);
+  EXPECT_NEAR(found.between(RankId(1), RankId(2)).latency, 0.25, 1e-9);
+  EXPECT_NEAR(found.between(RankId(2), RankId(1)).latency, 1.5, 1e-9);
+
+  Costs sized = uneven_costs(4);
+  sized.link = {.latency = 0.5, .bandwidth = 1000};
+  sized.stages[0].forward_bytes = 1000;  // both between ranks 0 and 1
+  sized.stages[2].forward_bytes = 8000;
+  sized.stages[1].forward_bytes = 1000;
+  const Profile of_sizes =
+      profile_of(record("Interleaved1F1B", {.ranks = 2, .stages_per_rank = 2, .microbatches = 2}, sized));
+  EXPECT_NEAR(of_sizes.costs.between(RankId(0), RankId(1)).bandwidth, 1000, 1e-3);
+  EXPECT_NEAR(of_sizes.costs.between(RankId(0), RankId(1)).latency, 0.5, 1e-6);
+  EXPECT_EQ(of_sizes.costs.stages[2].forward_bytes, 8000);
+}
+
+TEST(Profile, ClocksOfDifferentMachinesAreSetByMessages) {
+  const Shape shape{.ranks = 3, .microbatches = 4};
+  const Costs costs = uneven_costs(3);
+  Recording recording = record("1F1B", shape, costs, 3);
+  for (StepTimelines& step : recording.steps) {
+    for (Span& span : step[1]) span.start += 1000, span.end += 1000;
+    for (Span& span : step[2]) span.start -= 0.1 * 3600, span.end -= 0.1 * 3600;
+  }
+  const Profile found = profile_of(recording);
+  expect_same_times(found.costs, costs, true, false);
+  EXPECT_NEAR(found.costs.between(RankId(0), RankId(1)).latency, 0.25, 1e-6);
+  EXPECT_NEAR(found.runs[0].simulated_makespan, found.runs[0].measured_makespan, 1e-6);
+}
+
+TEST(Profile, PostingMessagesIsPartOfTheirActions) {
+  // RECV 1 s, F 2 s, SEND 3 s, and half a second between any two: all of it is time of the rank.
+  const Action f = Action::forward(StageId(1), MicrobatchId(0));
+  const Action b = Action::backward(StageId(1), MicrobatchId(0));
+  Recording recording{"", {{{}, {}, {}}}};
+  const auto add = [&](int rank, const Action& action, double start, double end, double waited = 0) {
+    recording.steps[0][static_cast<std::size_t>(rank)].push_back({action, start, end, waited, 0, false});
+  };
+  const auto at = [](ActionKind kind, int stage) { return Action(kind, StageId(stage), MicrobatchId(0)); };
+  add(0, at(ActionKind::kForward, 0), 0, 1);
+  add(0, at(ActionKind::kSendForward, 0), 1, 1);
+  add(1, at(ActionKind::kRecvForward, 1), 0, 1);
+  add(1, f, 1.5, 3.5);
+  add(1, at(ActionKind::kSendForward, 1), 4, 7);
+  add(2, at(ActionKind::kForward, 2), 7, 8);
+  add(2, at(ActionKind::kBackward, 2), 8, 9);
+  add(2, at(ActionKind::kSendBackward, 2), 9, 9);
+  add(1, b, 7, 13, 2);  // and 4 s of work
+  add(1, at(ActionKind::kSendBackward, 1), 13, 14);
+  add(0, at(ActionKind::kBackward, 0), 14, 15);
+  const Costs costs = profile_of(recording).costs;
+  EXPECT_NEAR(costs.stages[1].forward, 1 + 2.5 + 3.5, 1e-9);
+  EXPECT_NEAR(costs.stages[1].backward, 4 + 1, 1e-9);
+}
+
+TEST(Profile, TakingAMessageThatHasArrivedCostsTime) {
+  const auto at = [](ActionKind kind, int stage, int m) { return Action(kind, StageId(stage), MicrobatchId(m)); };
+  Recording recording{"", {{{}, {}}}};
+  auto& ranks = recording.steps[0];
+  for (int m = 0; m < 3; ++m) {
+    ranks[0].push_back({at(ActionKind::kForward, 0, m), 1.0 * m, m + 1.0, 0, 0, false});
+    ranks[0].push_back({at(ActionKind::kSendForward, 0, m), m + 1.0, m + 1.0, 0, 0, false});
+  }
+  // The first one is waited for (0.3 s after it was sent), the others are there and take 0.1 s.
+  ranks[1].push_back({at(ActionKind::kForward, 1, 0), 0, 6.3, 1.3, 0, false});
+  ranks[1].push_back({at(ActionKind::kForward, 1, 1), 6.3, 11.4, 0.1, 0, false});
+  ranks[1].push_back({at(ActionKind::kForward, 1, 2), 11.4, 16.5, 0.1, 0, false});
+  const Profile found = profile_of(recording);
+  EXPECT_NEAR(found.costs.stages[1].forward, 5.1, 1e-9);
+  EXPECT_NEAR(found.costs.between(RankId(0), RankId(1)).latency, 0.2, 1e-9);
+  EXPECT_NEAR(found.runs[0].simulated_makespan, 16.5, 1e-9);
+}
+
+TEST(Profile, BackwardsSeenInOneFormGiveTheOther) {
+  const Shape shape{.ranks = 2, .microbatches = 4};
+  Costs costs;
+  costs.stages = {{.forward = 2, .backward_input = 1, .backward_weight = 1, .backward = 5},
+                  {.forward = 4, .backward_input = 1.5, .backward_weight = 0.5, .backward = 4}};
+  const Profile whole = profile_of(record("1F1B", shape, costs));
+  EXPECT_EQ(whole.assumed_splits, (std::vector{StageId(0), StageId(1)}));
+  EXPECT_NEAR(whole.costs.stages[0].backward_input, 2, 1e-9);  // as long as the F
+  EXPECT_NEAR(whole.costs.stages[0].backward_weight, 3, 1e-9);
+  EXPECT_NEAR(whole.costs.stages[1].backward_input, 3, 1e-9);  // three quarters of the B
+  EXPECT_NEAR(whole.costs.stages[1].backward_weight, 1, 1e-9);
+  const Profile parts = profile_of(record("ZB-H1", shape, costs));
+  EXPECT_TRUE(parts.assumed_splits.empty());
+  EXPECT_NEAR(parts.costs.stages[0].backward, 2, 1e-9);
+  EXPECT_NEAR(parts.costs.stages[1].backward, 2, 1e-9);
+}
+
+TEST(Profile, WhatAveragingMadeARankWaitForIsReduceGrad) {
+  const auto reduce = Action::of_stage(ActionKind::kReduceGrad, StageId(0));
+  Recording recording{"",
+                      {{{{Action::forward(StageId(0), MicrobatchId(0)), 0, 1, 0, 0, false},
+                         {Action::backward(StageId(0), MicrobatchId(0)), 1, 3, 0, 0, false},
+                         {reduce, 3, 3.5, 0, 0, false},
+                         {reduce, 3.25, 6, 2.5, 100, true}}}}};
+  EXPECT_NEAR(profile_of(recording).costs.stages[0].reduce_grad, 3, 1e-9);
+  EXPECT_NEAR(profile_of(recording).runs[0].simulated_makespan, 6, 1e-9);
+  EXPECT_NEAR(profile_of(recording).costs.stages[0].backward, 2, 1e-9);
+}
+
+TEST(Profile, AnOddStepDoesNotCount) {
+  const Shape shape{.ranks = 2, .microbatches = 4};
+  const Costs costs = uneven_costs(2);
+  Recording recording = record("1F1B", shape, costs, 6);
+  for (Timeline& timeline : recording.steps[3]) {
+    const double begin = timeline.front().start;
+    for (Span& span : timeline) {  // ten times as slow
+      span.start = begin + 10 * (span.start - begin);
+      span.end = begin + 10 * (span.end - begin);
+      span.waited *= 10;
+    }
+  }
+  expect_same_times(profile_of(recording).costs, costs, true, false);
+}
+
+TEST(Profile, ActionsThatVaryMakeAStepLonger) {
+  const Shape shape{.ranks = 3, .microbatches = 8};
+  Costs costs;
+  Schedule schedule = make_schedule("1F1B", shape);
+  run_passes(schedule, "send_recv");
+  Recording recording{"1F1B", {}};
+  std::vector<double> measured;
+  for (std::uint64_t step = 0; step < 40; ++step) {
+    const Simulation simulation =
+        simulate(schedule, costs, {.keep_times = true, .jitter = 0.2, .seed = 100 + 7 * step});
+    measured.push_back(simulation.makespan);
+    recording.steps.push_back(timelines_of(schedule, simulation, costs, 0));
+  }
+  const Profile found = profile_of(recording);
+  EXPECT_NEAR(found.jitter, 0.2, 0.03);
+  EXPECT_NEAR(found.costs.stages[1].forward, 1, 0.05);
+  Profile steps_alone = found;
+  for (StageCosts& stage : steps_alone.costs.stages) stage.optimizer = 0;
+  const double typical = median(measured);
+  EXPECT_GT(typical, 1.03 * simulate(schedule, costs).makespan);
+  EXPECT_NEAR(predicted_period(steps_alone, schedule) / typical, 1, 0.02);
+}
+
+TEST(Profile, RefusesWhatItCannotUse) {
+  const Shape shape{.ranks = 2, .microbatches = 2};
+  const Costs costs = uneven_costs(2);
+  EXPECT_THAT(message_of([] { (void)profile({}); }), HasSubstr("record at least one"));
+  Recording recording = record("1F1B", shape, costs, 2);
+  EXPECT_THAT(message_of([&] { (void)profile_of(recording, {.skip = 2}); }), HasSubstr("leave out fewer"));
+  EXPECT_EQ(profile_of(recording, {.skip = 0}).runs[0].steps, 2);
+  const std::vector<Recording> two = {recording, record("1F1B-V", shape, uneven_costs(4))};
+  EXPECT_THAT(message_of([&] { (void)profile(two); }), HasSubstr("2 stages on 2 ranks, then 4 on 2"));
+  recording.steps[0][1].push_back({Action(ActionKind::kSendForward, StageId(99), MicrobatchId(0)), 1, 2, 0, 0, false});
+  EXPECT_THAT(message_of([&] { (void)profile_of(recording); }), HasSubstr("rank 1 has 99SEND_F0"));
+  recording.steps[0][1].back().action =
+      Action::overlap(Action::forward(StageId(1), MicrobatchId(0)), Action::backward(StageId(1), MicrobatchId(1)));
+  EXPECT_THAT(message_of([&] { (void)profile_of(recording); }), HasSubstr("as its two halves"));
+  recording.steps[0][1].pop_back();
+  recording.steps[1][1].clear();
+  EXPECT_THAT(message_of([&] { (void)profile_of(recording); }), HasSubstr("rank 1 has an empty timeline"));
+}
+
+}  // namespace
+}  // namespace stagecraft
