@@ -13,7 +13,7 @@
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/file/safetensors.h"
-#include "together.h"
+#include "stagecraft/runtime/together.h"
 
 namespace stagecraft {
 namespace {

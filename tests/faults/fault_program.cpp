@@ -1,8 +1,10 @@
 // Trains a small pipeline for ever, and has an accident on one rank at one action.
 //
-//   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS]]
+//   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
 //
 // FAULT: none, throw, exit, kill, stop, hang; ACTION_NUMBER counts this rank's actions from 0, over all steps.
+// With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in every weight, and the rank has its
+// accident ACTION_NUMBER milliseconds after the first time.
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -26,6 +28,16 @@ void have_accident(const std::string& fault) {
   if (fault == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
+void save_for_ever(sc::World& world, sc::Pipeline& pipeline, const std::string& path,
+                   const std::function<void()>& accident) {
+  const torch::NoGradGuard no_grad;
+  for (int k = 1; k < 1'000'000; ++k) {
+    for (const at::Tensor& parameter : pipeline.parameters()) parameter.fill_(k);
+    sc::save_checkpoint(world, pipeline, path, {.step = k});
+    if (k == 1 && accident) std::thread(accident).detach();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -44,7 +56,7 @@ int main(int argc, char** argv) {
     std::vector<sc::Stage> stages;
     const std::string schedule = "InterleavedZeroBubble";
     for (const sc::StageId stage : sc::stages_here(world, schedule, 2)) {
-      stages.push_back(sc::make_stage(stage.value, torch::nn::Linear(64, 64)));
+      stages.push_back(sc::make_stage(stage.value, torch::nn::Linear(64, 64), {}, std::to_string(stage.value)));
     }
     sc::Pipeline pipeline(world, std::move(stages),
                           {.schedule = schedule,
@@ -52,6 +64,15 @@ int main(int argc, char** argv) {
                            .loss = [](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {
                              return torch::mse_loss(output.tensor(), target.tensor());
                            }});
+    if (argc > 7 && argv[7][0] != '-') {
+      const auto accident = [fault, at] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(at));
+        std::cerr << "accident at saving\n" << std::flush;
+        have_accident(fault);
+      };
+      return save_for_ever(world, pipeline, argv[7],
+                           world.world_rank().value == rank ? std::function<void()>(accident) : nullptr);
+    }
     int actions = 0;
     for (const sc::ActionKind kind :
          {sc::ActionKind::kForward, sc::ActionKind::kBackwardInput, sc::ActionKind::kBackwardWeight,

@@ -6,6 +6,8 @@ code, name the rank at fault, say what each survivor was waiting for, and leave 
 Where an accident happens is drawn anew each time; the seed is printed, and FAULT_SEED repeats it.
 """
 
+import array
+import json
 import os
 import random
 import shutil
@@ -75,9 +77,9 @@ class Run:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def under_mpi(fault, rank, action, ranks=RANKS, replicas=1):
+def under_mpi(fault, rank, action, ranks=RANKS, replicas=1, more=()):
     mark = f"--stagecraft-mark={uuid.uuid4()}"
-    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), "1", str(replicas), mark]
+    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), "1", str(replicas), *more, mark]
     return Run(command, 2 * TIMEOUT + GRACE, mark)
 
 
@@ -121,6 +123,26 @@ class Accidents(unittest.TestCase):
                 run = under_mpi("kill", rank, action)
                 self.check(run, rank, f"the process of rank {rank} has ended", may_be_silent=LAUNCHER_KILLS)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
+
+    def test_a_rank_is_killed_while_it_saves(self):
+        for rank in [0, draw.randrange(1, RANKS)]:
+            moment = draw.randrange(300)
+            with self.subTest(rank=rank, moment=moment), tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "model.safetensors")
+                run = under_mpi("kill", rank, moment, more=[path])
+                self.check(run, rank, f"the process of rank {rank} has ended", survivors_wait=False, may_be_silent=LAUNCHER_KILLS)
+                self.assertLess(run.seconds, TIMEOUT + GRACE)
+                self.assert_whole(path)
+
+    def assert_whole(self, path):
+        """The file is one of those that were saved: all of its numbers are its step."""
+        with open(path, "rb") as file:
+            content = file.read()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:8 + length])
+        step = float(header.pop("__metadata__")["stagecraft.step"])
+        self.assertEqual(max(entry["data_offsets"][1] for entry in header.values()), len(content) - 8 - length)
+        self.assertEqual(set(array.array("f", content[8 + length:])), {step})
 
     def test_a_rank_is_stopped(self):
         for rank, action in self.places(2):

@@ -3,13 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/core/error.h"
 #include "stagecraft/runtime/auto_schedule.h"
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/schedule/schedule_file.h"
 #include "stagecraft/stage/from_module.h"
-#include "stagecraft/stage/microbatches.h"
 
 /// Cutting a model into the stages of a rank.
 namespace stagecraft {
@@ -30,44 +28,42 @@ inline std::vector<StageId> stages_here(const World& world, const std::string& s
   return {here.begin(), here.end()};
 }
 
+enum class Balance {
+  kLayers,      ///< As many layers in one stage as in another.
+  kParameters,  ///< As many bytes of parameters.
+  kTime,        ///< As much time, measured on the first rank with SplitOptions::sample.
+};
+
+/// How a Sequential is cut; all of its layers count, an embedding at the beginning and a head at the end among them.
 struct SplitOptions {
   std::string schedule = "1F1B";
   int stages_per_rank = 0;
-  /// Layers of each stage; empty: as even as possible.
+  /// What the stages are to have the same of, as near as whole layers allow: the largest stage is as small as it can
+  /// be. Unless the cuts are given:
+  Balance balance = Balance::kLayers;
+  /// Layers of each stage.
   std::vector<std::int64_t> layers = {};
+  /// Or the first layers of stages 1, 2, ..., counted from 0.
+  std::vector<std::int64_t> cuts = {};
+  /// To measure with: an input of the model, such as a microbatch, where its parameters are. Only the first rank needs
+  /// it.
+  at::Tensor sample = {};
 };
 
+/// Bytes of the parameters of each layer.
+std::vector<double> layer_bytes(const torch::nn::Sequential& model);
+/// Seconds of forward and backward of each layer, one after the other on this rank: the shortest of a few tries. Leaves
+/// parameters, gradients, buffers and random state as they are.
+std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Tensor& sample);
+
+/// Layers of each stage, by stage: the same on all ranks. All of them call it. Throws InvalidArgument when there are
+/// fewer layers than stages, when what is given does not fit or is given twice; what a layer throws when it is
+/// measured.
+std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world,
+                                      const SplitOptions& options = {});
+
 /// This rank's stages of a Sequential, cut between its layers. Parameters keep the names they have in the whole model.
-/// Throws InvalidArgument when there are fewer layers than stages, or when `layers` does not add up.
-inline std::vector<Stage> split(const torch::nn::Sequential& model, const World& world,
-                                const SplitOptions& options = {}) {
-  const Placement placement = placement_in(world, options.schedule, options.stages_per_rank);
-  const auto layers = static_cast<std::int64_t>(model->size());
-  if (options.layers.empty() && layers < placement.stages()) {
-    throw InvalidArgument("a Sequential of " + std::to_string(layers) + " layers cannot be cut into " +
-                          std::to_string(placement.stages()) + " stages: use fewer ranks or stages per rank");
-  }
-  const std::vector<std::int64_t> sizes =
-      options.layers.empty() ? even_sizes(layers, placement.stages()) : options.layers;
-  std::int64_t total = 0;
-  for (const std::int64_t size : sizes) total += size;
-  if (static_cast<int>(sizes.size()) != placement.stages() || total != layers) {
-    throw InvalidArgument("layers names " + std::to_string(sizes.size()) + " stages and " + std::to_string(total) +
-                          " layers, but there are " + std::to_string(placement.stages()) + " stages and " +
-                          std::to_string(layers) + " layers");
-  }
-  const auto names = model->named_children().keys();
-  std::vector<Stage> stages;
-  for (const StageId stage : placement.stages_of(world.rank())) {
-    std::int64_t begin = 0;
-    for (std::size_t s = 0; s < stage.index(); ++s) begin += sizes[s];
-    torch::nn::Sequential part;
-    for (std::int64_t i = begin; i < begin + sizes[stage.index()]; ++i) {
-      part->push_back(names[static_cast<std::size_t>(i)], *(model->begin() + i));
-    }
-    stages.push_back(make_stage(stage.value, part));
-  }
-  return stages;
-}
+/// All ranks call it. Throws like `stage_sizes`.
+std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const SplitOptions& options = {});
 
 }  // namespace stagecraft

@@ -1,4 +1,4 @@
-#include "together.h"
+#include "stagecraft/runtime/together.h"
 
 #include <c10/util/Exception.h>
 

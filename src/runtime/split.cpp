@@ -1,0 +1,190 @@
+#include "stagecraft/runtime/split.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+#include "stagecraft/core/balance.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/runtime/together.h"
+#include "stagecraft/stage/microbatches.h"
+#include "stagecraft/stage/random.h"
+#include "stagecraft/stage/stand_ins.h"
+#include "stagecraft/transport/streams.h"
+
+namespace stagecraft {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+std::string number(std::int64_t value) { return std::to_string(value); }
+
+std::string listed(const Sizes& numbers) {
+  std::string text;
+  for (const std::int64_t value : numbers) text += (text.empty() ? "" : ", ") + number(value);
+  return "[" + text + "]";
+}
+
+/// The layers [begin, begin + count) under the names they have.
+torch::nn::Sequential layers_of(const torch::nn::Sequential& model, std::int64_t begin, std::int64_t count) {
+  const auto names = model->named_children().keys();
+  torch::nn::Sequential part;
+  for (std::int64_t i = begin; i < begin + count; ++i) {
+    part->push_back(names[static_cast<std::size_t>(i)], *(model->begin() + i));
+  }
+  return part;
+}
+
+double seconds_now(at::Device device) {
+  if (!device.is_cpu()) current_stream(device).synchronize();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Forward and backward of one layer once; what it returned is left in `output`.
+double time_of(torch::nn::Sequential& layer, const std::vector<at::Tensor>& weights, const at::Tensor& input,
+               at::Tensor& output) {
+  const at::Tensor leaf = input.detach().set_requires_grad(input.is_floating_point() || input.is_complex());
+  const double begin = seconds_now(input.device());
+  output = layer->forward(leaf);
+  std::vector<at::Tensor> wanted = weights;
+  if (leaf.requires_grad()) wanted.push_back(leaf);
+  if (output.requires_grad() && !wanted.empty()) {
+    torch::autograd::grad({output}, wanted, {at::ones_like(output)}, /*retain_graph=*/std::nullopt,
+                          /*create_graph=*/false, /*allow_unused=*/true);
+  }
+  const double end = seconds_now(input.device());
+  output = output.detach();
+  return end - begin;
+}
+
+Sizes sizes_of_cuts(const Sizes& cuts, std::int64_t layers) {
+  Sizes sizes;
+  std::int64_t begin = 0;
+  for (const std::int64_t cut : cuts) {
+    sizes.push_back(cut - begin);
+    begin = cut;
+  }
+  sizes.push_back(layers - begin);
+  return sizes;
+}
+
+void check_options(const SplitOptions& options, std::int64_t layers, int stages) {
+  const int ways =
+      (options.layers.empty() ? 0 : 1) + (options.cuts.empty() ? 0 : 1) + (options.balance == Balance::kLayers ? 0 : 1);
+  if (ways > 1) {
+    throw InvalidArgument("a Sequential is cut in one way: give one of layers, cuts and balance, not " + number(ways));
+  }
+  if (layers < stages) {
+    throw InvalidArgument("a Sequential of " + number(layers) + " layers cannot be cut into " + number(stages) +
+                          " stages: use fewer ranks or stages per rank");
+  }
+}
+
+/// What is given in so many words.
+Sizes given_sizes(const SplitOptions& options, std::int64_t layers, int stages) {
+  const bool by_cuts = !options.cuts.empty();
+  Sizes sizes = by_cuts ? sizes_of_cuts(options.cuts, layers) : options.layers;
+  const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  const bool fits = static_cast<int>(sizes.size()) == stages && total == layers &&
+                    std::all_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size > 0; });
+  if (fits) return sizes;
+  if (by_cuts) {
+    throw InvalidArgument("cuts are " + listed(options.cuts) + ", but " + number(stages) + " stages of " +
+                          number(layers) + " layers need " + number(stages - 1) + " cuts that ascend between 0 and " +
+                          number(layers));
+  }
+  throw InvalidArgument("layers are " + listed(options.layers) + ", but there are " + number(stages) + " stages and " +
+                        number(layers) + " layers: every stage has at least one, and together they have all");
+}
+
+/// Measured on the first rank: times differ from rank to rank, and cuts must not.
+Sizes measured_sizes(const torch::nn::Sequential& model, World& world, const SplitOptions& options, int stages) {
+  Sizes sizes;
+  together(world, [&] {
+    Message message;
+    if (world.world_rank().value == 0) {
+      if (!options.sample.defined()) {
+        throw InvalidArgument("to balance by time, layers are run: give SplitOptions a sample of the model's input");
+      }
+      for (const std::int64_t size : balanced_sizes(layer_times(model, options.sample), stages)) {
+        message.header += number(size) + ' ';
+      }
+    }
+    std::istringstream in(world.everyone().broadcast(std::move(message), 0).header);
+    for (std::int64_t size = 0; in >> size;) sizes.push_back(size);
+  });
+  return sizes;
+}
+
+}  // namespace
+
+std::vector<double> layer_bytes(const torch::nn::Sequential& model) {
+  std::vector<double> bytes;
+  for (const auto& layer : model->children()) {
+    double sum = 0;
+    for (const at::Tensor& parameter : layer->parameters()) sum += static_cast<double>(parameter.nbytes());
+    bytes.push_back(sum);
+  }
+  return bytes;
+}
+
+std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Tensor& sample) {
+  constexpr int kTries = 5;  // the first warms up
+  std::vector<double> times;
+  at::Tensor input = sample;
+  const at::AutoGradMode with_gradients(true);
+  for (std::size_t i = 0; i < model->size(); ++i) {
+    torch::nn::Sequential layer = layers_of(model, static_cast<std::int64_t>(i), 1);
+    const StandIns buffers = StandIns::copies_of_buffers(make_stage(0, layer));
+    std::vector<at::Tensor> weights = layer->parameters();
+    std::erase_if(weights, [](const at::Tensor& weight) { return !weight.requires_grad(); });
+    double shortest = std::numeric_limits<double>::infinity();
+    at::Tensor output;
+    try {
+      for (int t = 0; t < kTries; ++t) {
+        const RandomScope random(0, StageId(0), MicrobatchId(t));
+        shortest = std::min(shortest, time_of(layer, weights, input, output));
+      }
+    } catch (const c10::Error& error) {
+      throw InvalidArgument("layer " + std::to_string(i) + " fails on " + TensorSpec::of(input).text() + ": " +
+                            error.what_without_backtrace() + ": give a sample that the model takes");
+    }
+    times.push_back(shortest);
+    input = output;
+  }
+  return times;
+}
+
+std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world, const SplitOptions& options) {
+  const int stages = placement_in(world, options.schedule, options.stages_per_rank).stages();
+  const auto layers = static_cast<std::int64_t>(model->size());
+  check_options(options, layers, stages);
+  if (!options.layers.empty() || !options.cuts.empty()) return given_sizes(options, layers, stages);
+  switch (options.balance) {
+    case Balance::kLayers:
+      break;
+    case Balance::kParameters:
+      return balanced_sizes(layer_bytes(model), stages);
+    case Balance::kTime:
+      return measured_sizes(model, world, options, stages);
+  }
+  return even_sizes(layers, stages);
+}
+
+std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const SplitOptions& options) {
+  const std::vector<std::int64_t> sizes = stage_sizes(model, world, options);
+  std::vector<Stage> stages;
+  for (const StageId stage : stages_here(world, options.schedule, options.stages_per_rank)) {
+    const auto at = static_cast<std::ptrdiff_t>(stage.value);
+    const std::int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + at, std::int64_t{0});
+    stages.push_back(make_stage(stage.value, layers_of(model, begin, sizes[stage.index()])));
+  }
+  return stages;
+}
+
+}  // namespace stagecraft
