@@ -14,7 +14,9 @@ struct Problem {
   int ranks;
   int stages;
   int microbatches;
-  double limit;  ///< Of every rank; infinite where there is none.
+  double limit;         ///< Of every rank; infinite where there is none.
+  bool hold_up_sender;  ///< Whether a rank waits until its message has arrived.
+  std::size_t links = 0;
 
   // Per stage.
   std::vector<int> rank_of;
@@ -27,6 +29,10 @@ struct Problem {
   std::vector<double> weight_gradient;   ///< Left by I.
   std::vector<double> hop_up;            ///< Message from this stage to the next, 0 within a rank.
   std::vector<double> hop_down;          ///< Message from this stage to the one before.
+  std::vector<double> transfer_up;       ///< The part of it during which no other message passes the link.
+  std::vector<double> transfer_down;
+  std::vector<int> link_up;  ///< Which directed link the message takes; any where nothing is transferred.
+  std::vector<int> link_down;
   /// Room for one microbatch in each later stage of the rank. Microbatches that have yet to come back for those stages
   /// must leave it free: without it, ranks could fill up with microbatches of which none can go on. Microbatches that
   /// ask this rank for no more room do not count, since they leave again: the last stage always can go on, so those in
