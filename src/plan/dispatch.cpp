@@ -65,6 +65,7 @@ Outcome Dispatcher::run(const Policy& policy, double cutoff) {
     const auto r = static_cast<std::size_t>(next - wake_.begin());
     wake_[r] = std::min(wake_[r], decide(static_cast<int>(r), now, policy.slack, policy));
   }
+  for (const Rank& rank : ranks_) parts_done_ += static_cast<double>(rank.row.size());
   Outcome outcome{.span = 0, .mean_span = 0};
   for (const Rank& rank : ranks_) {
     if (rank.left > 0) return {};

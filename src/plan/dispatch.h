@@ -22,6 +22,9 @@ class Dispatcher {
   /// Gives up, as if stuck, as soon as the span of a rank must exceed `cutoff`.
   Outcome run(const Policy& policy, double cutoff = std::numeric_limits<double>::infinity());
 
+  /// In all runs so far.
+  [[nodiscard]] double parts_done() const { return parts_done_; }
+
   /// What the ranks did in the last run.
   [[nodiscard]] std::vector<StepRow> rows() const;
 
@@ -70,6 +73,7 @@ class Dispatcher {
 
   const Problem& problem_;
   std::size_t m_;
+  double parts_done_ = 0;
   bool hopeless_ = false;  // a rank has idled so long that its span must exceed the cutoff
   std::vector<Rank> ranks_;
   std::vector<double> wake_;

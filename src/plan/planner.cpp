@@ -24,6 +24,7 @@ using detail::Problem;
 
 constexpr double kEffort = 2e8;      // parts dispatched: some fifteen seconds on two cores
 constexpr double kMostTrials = 2e5;  // small problems need no more
+constexpr double kSmallShare = 0.6;  // of the effort, for fewer microbatches
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
 constexpr double kTinyMemory = 1e-6;
@@ -89,30 +90,29 @@ class PlacementPlan {
     work_ = 0;
     for (const double work : problem.work) work_ += work / problem.ranks;
     result.lower_bound_bubble = std::max(0.0, 1 - work_ / bound_);
-    const std::vector<detail::Policy> seeds = starting_points(problem, &result);
+    std::vector<detail::Family> families = starting_points(problem, &result);
     // Many microbatches repeat what fewer do: the search for these is faster, and its result is continued.
-    const int fewer = 3 * problem.ranks;
-    std::vector<detail::Policy> all = seeds;
+    const int fewer = detail::enough_microbatches(problem);
     double done = 0;
-    if (problem.microbatches > fewer + problem.ranks / 2) {
+    if (problem.microbatches > 1.15 * fewer) {
       const Problem small(request_.costs, placement_, fewer, request_.memory_limit);
       // On a slow machine it must leave time to continue its result.
-      deadline_ = clock_.seconds() + 0.4 * (budget_ - clock_.seconds());
-      const auto found = search(small, starting_points(small, nullptr), 0.5, 0, detail::lower_bound(small));
+      deadline_ = clock_.seconds() + 0.5 * (budget_ - clock_.seconds());
+      const auto found = search(small, starting_points(small, nullptr), kSmallShare, 0, detail::lower_bound(small));
       result.finished = !cancelled();
       deadline_ = budget_;
       result.trials += found.trials;
-      if (found.outcome.span < HUGE_VAL) {
+      for (const detail::Candidate& candidate : found.best) {
         detail::Dispatcher dispatcher(small);
-        dispatcher.run(found.policy);
-        detail::Policy exact = found.policy;
+        dispatcher.run(candidate.policy);
+        detail::Policy exact = candidate.policy;
         exact.due = dispatcher.starts();
-        detail::add_extended(all, exact, small, problem);
-        detail::add_extended(all, found.policy, small, problem);
+        families.push_back(detail::extensions_of(exact, small, problem));
+        families.push_back(detail::extensions_of(candidate.policy, small, problem));
       }
-      done = 0.5;
+      done = kSmallShare;
     }
-    const auto found = search(problem, all, 1 - done, done, bound_);
+    const auto found = search(problem, families, 1 - done, done, bound_);
     result.trials += found.trials;
     take_best(result, found, problem);
     result.finished = result.finished && !cancelled();
@@ -129,10 +129,9 @@ class PlacementPlan {
   }
 
   /// Policies from every known schedule of this placement; their outcomes too, if `result` is given.
-  std::vector<detail::Policy> starting_points(const Problem& problem, PlanResult* result) {
-    std::vector<detail::Policy> seeds;
+  std::vector<detail::Family> starting_points(const Problem& problem, PlanResult* result) {
     // Without slack limits the plain block always finds a way, however little memory there is.
-    detail::add_variants(seeds, problem, detail::policy_of(problem, detail::Block()));
+    std::vector<detail::Family> families = {variants_of(problem, policy_of(problem, detail::Block()))};
     const int v = placement_.stages() / placement_.ranks();
     for (const Generator* generator : generators()) {
       if (v < generator->min_stages_per_rank || v > generator->max_stages_per_rank) continue;
@@ -141,16 +140,16 @@ class PlacementPlan {
       const Schedule schedule = make_schedule(generator->name, shape);
       if (!(schedule.placement == placement_)) continue;
       Simulation simulation = simulate(schedule, request_.costs, {.keep_times = true});
-      detail::add_variants(seeds, problem, detail::policy_from(problem, schedule, simulation));
+      families.push_back(variants_of(problem, policy_from(problem, schedule, simulation)));
       if (result == nullptr) continue;
       simulation.times.clear();
       const bool fitting = fits(simulation);
       result->named.push_back({std::string(generator->name), std::move(simulation), fitting});
     }
-    return seeds;
+    return families;
   }
 
-  detail::SearchResult search(const Problem& problem, const std::vector<detail::Policy>& seeds, double share,
+  detail::SearchResult search(const Problem& problem, const std::vector<detail::Family>& families, double share,
                               double done, double bound) {
     const double parts = 3.0 * problem.stages * problem.microbatches;
     detail::SearchOptions options;
@@ -158,6 +157,7 @@ class PlacementPlan {
     options.effort = share * request_.effort * std::min(kEffort, kMostTrials * parts);
     options.threads = request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency());
     options.lower_bound = bound;
+    if (done > 0) options.block_share = 0;
     options.cancelled = [this] { return cancelled(); };
     options.progress = [&, share, done](double span, double part) {
       if (!request_.progress) return;
@@ -169,7 +169,7 @@ class PlacementPlan {
                          .lower_bound = bound,
                          .seconds = clock_.seconds()});
     };
-    return detail::search(problem, seeds, options);
+    return detail::search(problem, families, options);
   }
 
   static bool has_fitting(const std::vector<NamedOutcome>& named) {
@@ -179,11 +179,12 @@ class PlacementPlan {
   /// The search's schedule, or a known one that is better: those may use full backwards and overlaps, which the search
   /// does not.
   void take_best(PlanResult& result, const detail::SearchResult& found, const Problem& problem) const {
-    if (found.outcome.span < HUGE_VAL) {
+    if (!found.best.empty()) {
       detail::Dispatcher dispatcher(problem);
-      dispatcher.run(found.policy);
+      dispatcher.run(found.best.front().policy);
       std::vector<detail::StepRow> rows = dispatcher.rows();
-      if (found.outcome.span > bound_ * (1 + 1e-9)) {
+      std::fprintf(stderr,"before polish %.5f at %.1f\n",1-work_/found.best.front().outcome.span,clock_.seconds());
+      if (found.best.front().outcome.span > bound_ * (1 + 1e-9)) {
         const double parts = 3.0 * problem.stages * problem.microbatches;
         const double trials = std::min(kMostPolish, kPolishEffort / parts) * std::min(1.0, 10 * request_.effort);
         detail::polish(problem, rows, request_.seed, static_cast<std::int64_t>(trials), [this] { return cancelled(); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 
 namespace stagecraft::detail {
 namespace {
@@ -60,6 +61,7 @@ Problem::Problem(const Costs& costs, const Placement& where, int microbatches_in
     work[static_cast<std::size_t>(rank)] += microbatches * (forward.back() + input.back() + weight.back());
   }
   links = numbers.size();
+  mean_work = std::accumulate(work.begin(), work.end(), 0.0) / ranks;
   unit = *std::max_element(work.begin(), work.end()) / microbatches;
   reserve.assign(static_cast<std::size_t>(stages), 0);
   whole.assign(static_cast<std::size_t>(stages), 0);

@@ -42,6 +42,7 @@ struct Problem {
 
   std::vector<std::vector<int>> stages_of;  ///< Per rank, ascending.
   std::vector<double> work;                 ///< Per rank, of all microbatches.
+  double mean_work = 0;                     ///< Of all ranks.
   double unit = 0;                          ///< The most work that one microbatch means to any rank.
 };
 

@@ -1,13 +1,27 @@
 #include "seeds.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace stagecraft::detail {
 namespace {
+
+/// At which microbatches follow each other in the middle: with little memory, longer than the work of one.
+double interval_of(const Policy& policy, const Problem& problem) {
+  const auto m = static_cast<std::size_t>(problem.microbatches);
+  const std::size_t begin = m / 3;
+  const std::size_t end = std::max(begin + 1, 2 * m / 3);
+  if (end >= m) return problem.unit;
+  const double* due = &policy.of(Part::kInput)[(static_cast<std::size_t>(problem.stages) - 1) * m];
+  return std::max(problem.unit, (due[end] - due[begin]) / static_cast<double>(end - begin));
+}
 
 /// Microbatches before `begin` as they were, those at the end too, and in between the one at `begin` again and again.
 Policy extended(const Policy& policy, const Problem& from, const Problem& to, std::size_t begin) {
   const auto few = static_cast<std::size_t>(from.microbatches);
   const auto many = static_cast<std::size_t>(to.microbatches);
-  const double added = from.unit * static_cast<double>(many - few);
+  const double interval = interval_of(policy, from);
+  const double added = interval * static_cast<double>(many - few);
   Policy longer = policy;
   for (std::size_t part = 0; part < policy.due.size(); ++part) {
     std::vector<double>& due = longer.due[part];
@@ -18,7 +32,7 @@ Policy extended(const Policy& policy, const Problem& from, const Problem& to, st
         const std::size_t from_end = many - j;
         due[s * many + j] = j < begin                 ? old[j]
                             : from_end <= few - begin ? old[few - from_end] + added
-                                                      : old[begin] + from.unit * static_cast<double>(j - begin);
+                                                      : old[begin] + interval * static_cast<double>(j - begin);
       }
     }
   }
@@ -48,25 +62,39 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
   return policy;
 }
 
-void add_variants(std::vector<Policy>& seeds, const Problem& problem, const Policy& policy) {
+Family variants_of(const Problem& problem, const Policy& policy) {
+  Family variants;
   for (const double slack : {0.0, 0.5, 1.0, 1e9}) {
     for (const double gap : {0.0, 0.5, 1.0}) {
       for (const double last_gap : {0.0, 1.0}) {
-        seeds.push_back(policy);
-        seeds.back().slack = slack * problem.unit;
-        seeds.back().gap = gap;
-        seeds.back().last_gap_last = last_gap;
+        variants.push_back(policy);
+        variants.back().slack = slack * problem.unit;
+        variants.back().gap = gap;
+        variants.back().last_gap_last = last_gap;
       }
     }
   }
+  return variants;
 }
 
-void add_extended(std::vector<Policy>& seeds, const Policy& policy, const Problem& from, const Problem& to) {
+int enough_microbatches(const Problem& problem) {
+  constexpr double kPhases = 2.5;  // beginning and end, and some more in between
+  constexpr double kMore = 4;
+  constexpr int kMostPerRank = 3;
+  const double whole = *std::max_element(problem.whole.begin(), problem.whole.end());
+  const double under_way = whole > 0 ? problem.limit / whole : HUGE_VAL;
+  const int most = kMostPerRank * problem.ranks;
+  return kPhases * under_way + kMore < most ? static_cast<int>(kPhases * under_way + kMore) : most;
+}
+
+Family extensions_of(const Policy& policy, const Problem& from, const Problem& to) {
   constexpr std::size_t kPoints = 12;
+  Family extensions;
   for (std::size_t point = 2; point + 1 < kPoints; ++point) {
     const std::size_t begin = static_cast<std::size_t>(from.microbatches) * point / kPoints;
-    seeds.push_back(extended(policy, from, to, begin));
+    extensions.push_back(extended(policy, from, to, begin));
   }
+  return extensions;
 }
 
 }  // namespace stagecraft::detail
