@@ -19,11 +19,6 @@ Climber::Climber(const Problem& problem, Policy start, const Outcome& outcome, s
   random_.seed(seed);
 }
 
-void Climber::adopt(const Climber& other) {
-  best_ = other.best_;
-  best_outcome_ = other.best_outcome_;
-}
-
 void Climber::step(Dispatcher& dispatcher, double heat) {
   Policy changed = current_;
   if (!pairs_.empty() && random_.uniform() < kPairShare) {

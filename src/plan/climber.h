@@ -22,9 +22,6 @@ class Climber {
   template <typename IsOver>
   void climb(Dispatcher& dispatcher, double parts, double heat, const IsOver& is_over);
 
-  /// Another climber's best, to go on from with numbers of its own.
-  void adopt(const Climber& other);
-
   [[nodiscard]] const Policy& best() const { return best_; }
   [[nodiscard]] const Outcome& outcome() const { return best_outcome_; }
   [[nodiscard]] double value() const { return compared(best_outcome_); }

@@ -22,9 +22,10 @@ namespace {
 
 using detail::Problem;
 
-constexpr double kEffort = 2e8;      // parts dispatched: some fifteen seconds on two cores
+constexpr double kEffort = 1.5e8;    // parts dispatched: some ten seconds on two cores
 constexpr double kMostTrials = 2e5;  // small problems need no more
 constexpr double kSmallShare = 0.6;  // of the effort, for fewer microbatches
+constexpr int kSmallRaces = 2;
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
 constexpr double kTinyMemory = 1e-6;
@@ -98,21 +99,18 @@ class PlacementPlan {
       const Problem small(request_.costs, placement_, fewer, request_.memory_limit);
       // On a slow machine it must leave time to continue its result.
       deadline_ = clock_.seconds() + 0.5 * (budget_ - clock_.seconds());
-      const auto found = search(small, starting_points(small, nullptr), kSmallShare, 0, detail::lower_bound(small));
+      const std::vector<detail::Family> starts = starting_points(small, nullptr);
+      for (int race = 0; race < kSmallRaces; ++race) {
+        const auto found = search(small, starts, kSmallShare / kSmallRaces, done, detail::lower_bound(small), race);
+        result.trials += found.trials;
+        for (const detail::Candidate& candidate : found.best) continue_with(families, candidate.policy, small, problem);
+        for (const detail::Block& block : found.blocks) families.push_back({policy_of(problem, block)});
+        done += kSmallShare / kSmallRaces;
+      }
       result.finished = !cancelled();
       deadline_ = budget_;
-      result.trials += found.trials;
-      for (const detail::Candidate& candidate : found.best) {
-        detail::Dispatcher dispatcher(small);
-        dispatcher.run(candidate.policy);
-        detail::Policy exact = candidate.policy;
-        exact.due = dispatcher.starts();
-        families.push_back(detail::extensions_of(exact, small, problem));
-        families.push_back(detail::extensions_of(candidate.policy, small, problem));
-      }
-      done = kSmallShare;
     }
-    const auto found = search(problem, families, 1 - done, done, bound_);
+    const auto found = search(problem, families, 1 - done, done, bound_, 0);
     result.trials += found.trials;
     take_best(result, found, problem);
     result.finished = result.finished && !cancelled();
@@ -149,15 +147,27 @@ class PlacementPlan {
     return families;
   }
 
+  /// What a policy for fewer microbatches means for all of them.
+  static void continue_with(std::vector<detail::Family>& families, const detail::Policy& policy, const Problem& small,
+                            const Problem& problem) {
+    detail::Dispatcher dispatcher(small);
+    dispatcher.run(policy);
+    detail::Policy exact = policy;
+    exact.due = dispatcher.starts();
+    families.push_back(detail::extensions_of(exact, small, problem));
+    families.push_back(detail::extensions_of(policy, small, problem));
+  }
+
   detail::SearchResult search(const Problem& problem, const std::vector<detail::Family>& families, double share,
-                              double done, double bound) {
+                              double done, double bound, int race) {
     const double parts = 3.0 * problem.stages * problem.microbatches;
     detail::SearchOptions options;
-    options.seed = request_.seed;
+    options.seed = kSmallRaces * request_.seed + static_cast<std::uint64_t>(race);
     options.effort = share * request_.effort * std::min(kEffort, kMostTrials * parts);
     options.threads = request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency());
     options.lower_bound = bound;
-    if (done > 0) options.block_share = 0;
+    options.more_microbatches = request_.microbatches - problem.microbatches;
+    if (options.more_microbatches == 0 && done > 0) options.block_share = 0;
     options.cancelled = [this] { return cancelled(); };
     options.progress = [&, share, done](double span, double part) {
       if (!request_.progress) return;

@@ -11,11 +11,13 @@ namespace {
 
 constexpr std::size_t kBlockSearches = 8;      // each ends in a start of its own
 constexpr std::size_t kStartsPerFamily = 2;
-constexpr std::size_t kStarts = 16;
+constexpr std::size_t kStartsPerLeague = 8;
 constexpr std::size_t kFinalists = 2;
-constexpr int kFinalRounds = 4;
+constexpr int kFinalRounds = 3;
 constexpr double kHeat = 3e-4;  // how much worse a step may be at first, in units of a microbatch's work
 constexpr double kSame = 1e-9;
+
+using League = std::vector<Climber>;
 
 class Race {
  public:
@@ -23,37 +25,39 @@ class Race {
       : problem_(problem), options_(options), workers_(problem, options.threads) {}
 
   SearchResult run(const std::vector<Family>& families) {
-    for (const Family& family : families) enter(tried(family), kStartsPerFamily);
-    search_blocks();
-    line_up();
-    int rounds = kFinalRounds;
-    for (std::size_t n = kStarts; n > kFinalists; n /= 2) ++rounds;
-    for (int round = 0; round < rounds && !climbers_.empty() && !is_over(); ++round) {
-      climb((1 - options_.block_share) * options_.effort / rounds);
-      drop_the_slower_half();
-      report(options_.block_share + (1 - options_.block_share) * (round + 1) / rounds);
+    std::vector<Candidate> given;
+    for (const Family& family : families) enter(given, tried(family), kStartsPerFamily);
+    std::vector<Candidate> blocks;
+    if (options_.block_share > 0 && !reached(best_span())) search_blocks(blocks);
+    line_up(given);
+    line_up(blocks);
+    run_rounds();
+    for (const League& league : leagues_) {
+      for (const Climber& climber : league) {
+        result_.trials += climber.trials();
+        result_.best.push_back({climber.best(), climber.outcome()});
+      }
     }
-    for (const Climber& climber : climbers_) {
-      result_.trials += climber.trials();
-      result_.best.push_back({climber.best(), climber.outcome()});
-    }
+    sort(result_.best);
     return std::move(result_);
   }
 
  private:
   [[nodiscard]] bool reached(double span) const { return span <= options_.lower_bound * (1 + kSame); }
-  [[nodiscard]] bool is_over() const {
-    return options_.cancelled() || (!starts_.empty() && reached(best_span()));
-  }
+  [[nodiscard]] bool is_over() const { return options_.cancelled() || reached(best_span()); }
   [[nodiscard]] double best_span() const {
-    return climbers_.empty() ? starts_.front().outcome.span : climbers_.front().outcome().span;
+    double span = best_start_;
+    for (const League& league : leagues_) {
+      if (!league.empty()) span = std::min(span, league.front().outcome().span);
+    }
+    return span;
   }
 
   std::vector<Candidate> tried(const Family& family) {
     std::vector<Candidate> candidates(family.size());
     workers_.for_each(family.size(), [&](Dispatcher& dispatcher, std::size_t i) {
       // The first of all is what is left when time is up at once.
-      if ((i > 0 || !starts_.empty()) && options_.cancelled()) return;
+      if ((i > 0 || best_start_ < HUGE_VAL) && options_.cancelled()) return;
       candidates[i] = {family[i], dispatcher.run(family[i])};
     });
     result_.trials += static_cast<std::int64_t>(family.size());
@@ -61,11 +65,13 @@ class Race {
   }
 
   /// The best of the candidates become starts.
-  void enter(std::vector<Candidate> candidates, std::size_t most) {
+  void enter(std::vector<Candidate>& starts, std::vector<Candidate> candidates, std::size_t most) {
     std::erase_if(candidates, [](const Candidate& candidate) { return candidate.outcome.span == HUGE_VAL; });
     sort(candidates);
-    for (std::size_t i = 0; i < std::min(most, candidates.size()); ++i) starts_.push_back(std::move(candidates[i]));
-    sort(starts_);
+    for (std::size_t i = 0; i < std::min(most, candidates.size()); ++i) {
+      best_start_ = std::min(best_start_, candidates[i].outcome.span);
+      starts.push_back(std::move(candidates[i]));
+    }
   }
 
   static void sort(std::vector<Candidate>& candidates) {
@@ -74,57 +80,92 @@ class Race {
     });
   }
 
-  void search_blocks() {
-    if (options_.block_share == 0 || is_over()) return;
+  void search_blocks(std::vector<Candidate>& starts) {
     std::vector<BlockSearch> searches;
-    for (std::size_t i = 0; i < kBlockSearches; ++i) searches.emplace_back(problem_, random_seed(i));
+    for (std::size_t i = 0; i < kBlockSearches; ++i) searches.emplace_back(problem_, options_.more_microbatches, random_seed());
     const double parts = options_.block_share * options_.effort / kBlockSearches;
     workers_.for_each(kBlockSearches, [&](Dispatcher& dispatcher, std::size_t i) {
       searches[i].run(dispatcher, parts, options_.lower_bound, options_.cancelled);
     });
-    for (BlockSearch& found : searches) {
+    for (const BlockSearch& found : searches) {
       result_.trials += found.trials();
-      enter({found.best()}, 1);
+      result_.blocks.push_back(found.best_block());
+      enter(starts, {found.best()}, 1);
     }
-    if (!starts_.empty()) report(options_.block_share);
+    report(options_.block_share);
   }
 
-  void line_up() {
-    for (std::size_t i = 0; i < std::min(kStarts, starts_.size()); ++i) {
-      climbers_.emplace_back(problem_, starts_[i].policy, starts_[i].outcome, random_seed(kBlockSearches + i));
+  /// The best starts become a league of climbers.
+  void line_up(std::vector<Candidate>& starts) {
+    sort(starts);
+    League& league = leagues_.emplace_back();
+    for (std::size_t i = 0; i < std::min(kStartsPerLeague, starts.size()); ++i) {
+      league.emplace_back(problem_, std::move(starts[i].policy), starts[i].outcome, random_seed());
+    }
+  }
+
+  /// Leagues climb side by side and are halved each for itself, until finalists are left, who meet.
+  void run_rounds() {
+    int rounds = kFinalRounds;
+    for (std::size_t n = kStartsPerLeague; n > kFinalists; n /= 2) ++rounds;
+    const double parts = (1 - options_.block_share) * options_.effort / rounds;
+    for (int round = 0; round < rounds && !is_over(); ++round) {
+      climb(parts);
+      for (League& league : leagues_) drop(league, std::max(kFinalists, league.size() / 2));
+      if (round + 1 == rounds - kFinalRounds) unite();
+      report(options_.block_share + (1 - options_.block_share) * (round + 1) / rounds);
     }
   }
 
   void climb(double parts) {
-    const double each = parts / static_cast<double>(climbers_.size());
-    workers_.for_each(climbers_.size(), [&](Dispatcher& dispatcher, std::size_t i) {
-      climbers_[i].climb(dispatcher, each, kHeat * problem_.unit, [this](const Climber& climber) {
+    std::vector<Climber*> all;
+    for (League& league : leagues_) {
+      for (Climber& climber : league) all.push_back(&climber);
+    }
+    const double each = parts / static_cast<double>(all.size());
+    workers_.for_each(all.size(), [&](Dispatcher& dispatcher, std::size_t i) {
+      all[i]->climb(dispatcher, each, kHeat * problem_.unit, [this](const Climber& climber) {
         return reached(climber.outcome().span) || options_.cancelled();
       });
     });
-    std::stable_sort(climbers_.begin(), climbers_.end(),
-                     [](const Climber& a, const Climber& b) { return a.value() < b.value(); });
+    for (League& league : leagues_) sort(league);
   }
 
-  void drop_the_slower_half() {
-    const std::size_t kept = std::max(kFinalists, climbers_.size() / 2);
-    while (climbers_.size() > kept) {
-      result_.trials += climbers_.back().trials();
-      climbers_.pop_back();
+  void unite() {
+    for (League& league : leagues_) {
+      if (&league == &leagues_.front()) continue;
+      std::move(league.begin(), league.end(), std::back_inserter(leagues_.front()));
     }
+    leagues_.resize(1);
+    sort(leagues_.front());
+    drop(leagues_.front(), kFinalists);
+  }
+
+  void drop(League& league, std::size_t kept) {
+    while (league.size() > kept) {
+      result_.trials += league.back().trials();
+      league.pop_back();
+    }
+  }
+
+  static void sort(League& league) {
+    std::stable_sort(league.begin(), league.end(),
+                     [](const Climber& a, const Climber& b) { return a.value() < b.value(); });
   }
 
   void report(double part) { options_.progress(best_span(), part); }
 
-  [[nodiscard]] std::uint64_t random_seed(std::size_t i) const {
-    return options_.seed * (kBlockSearches + kStarts) + i;
-  }
+  /// A new one for every search and climber.
+  std::uint64_t random_seed() { return options_.seed * (kBlockSearches + 2 * kStartsPerLeague) + seeds_given_++; }
 
   const Problem& problem_;
   const SearchOptions& options_;
   Workers workers_;
-  std::vector<Candidate> starts_;  // the best first
-  std::vector<Climber> climbers_;  // the best first
+  double best_start_ = std::numeric_limits<double>::infinity();
+  /// Known schedules may be good already, blocks may become better: neither is to be dropped because of the other too
+  /// soon. The best climber of each comes first.
+  std::vector<League> leagues_;
+  std::uint64_t seeds_given_ = 0;
   SearchResult result_;
 };
 

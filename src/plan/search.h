@@ -13,7 +13,9 @@ struct SearchOptions {
   double effort = 2e8;
   int threads = 1;
   /// Part of the effort that goes into building blocks.
-  double block_share = 0.3;
+  double block_share = 0.4;
+  /// The problem stands for one with so many more.
+  int more_microbatches = 0;
   /// A span that cannot be improved upon: reaching it ends the search.
   double lower_bound = 0;
   /// Asked between trials, from any thread: whether to end now.
@@ -32,6 +34,7 @@ struct Candidate {
 
 struct SearchResult {
   std::vector<Candidate> best;  ///< The smallest span first; empty when no policy led to a schedule.
+  std::vector<Block> blocks;    ///< All that were found.
   std::int64_t trials = 0;
 };
 

@@ -6,21 +6,11 @@
 namespace stagecraft::detail {
 namespace {
 
-/// At which microbatches follow each other in the middle: with little memory, longer than the work of one.
-double interval_of(const Policy& policy, const Problem& problem) {
-  const auto m = static_cast<std::size_t>(problem.microbatches);
-  const std::size_t begin = m / 3;
-  const std::size_t end = std::max(begin + 1, 2 * m / 3);
-  if (end >= m) return problem.unit;
-  const double* due = &policy.of(Part::kInput)[(static_cast<std::size_t>(problem.stages) - 1) * m];
-  return std::max(problem.unit, (due[end] - due[begin]) / static_cast<double>(end - begin));
-}
-
 /// Microbatches before `begin` as they were, those at the end too, and in between the one at `begin` again and again.
 Policy extended(const Policy& policy, const Problem& from, const Problem& to, std::size_t begin) {
   const auto few = static_cast<std::size_t>(from.microbatches);
   const auto many = static_cast<std::size_t>(to.microbatches);
-  const double interval = interval_of(policy, from);
+  const double interval = interval_of(policy.due, from);
   const double added = interval * static_cast<double>(many - few);
   Policy longer = policy;
   for (std::size_t part = 0; part < policy.due.size(); ++part) {
@@ -40,6 +30,15 @@ Policy extended(const Policy& policy, const Problem& from, const Problem& to, st
 }
 
 }  // namespace
+
+double interval_of(const std::array<std::vector<double>, 3>& times, const Problem& problem) {
+  const auto m = static_cast<std::size_t>(problem.microbatches);
+  const std::size_t begin = m / 3;
+  const std::size_t end = std::max(begin + 1, 2 * m / 3);
+  if (end >= m) return problem.unit;
+  const double* due = &times[static_cast<std::size_t>(Part::kInput)][(static_cast<std::size_t>(problem.stages) - 1) * m];
+  return std::max(problem.unit, (due[end] - due[begin]) / static_cast<double>(end - begin));
+}
 
 Policy policy_from(const Problem& problem, const Schedule& schedule, const Simulation& simulation) {
   const auto m = static_cast<std::size_t>(problem.microbatches);
@@ -78,7 +77,7 @@ Family variants_of(const Problem& problem, const Policy& policy) {
 }
 
 int enough_microbatches(const Problem& problem) {
-  constexpr double kPhases = 2.5;  // beginning and end, and some more in between
+  constexpr double kPhases = 4;    // beginning and end, and some more in between
   constexpr double kMore = 4;
   constexpr int kMostPerRank = 3;
   const double whole = *std::max_element(problem.whole.begin(), problem.whole.end());

@@ -13,6 +13,9 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
 /// The policy, kept more or less strictly.
 Family variants_of(const Problem& problem, const Policy& policy);
 
+/// At which microbatches follow each other in the middle: with little memory, longer than the work of one.
+double interval_of(const std::array<std::vector<double>, 3>& times, const Problem& problem);
+
 /// So many microbatches show all that any number of them would: beginning, end, and how the middle repeats. It depends
 /// on how many can be under way at once.
 int enough_microbatches(const Problem& problem);
