@@ -194,7 +194,7 @@ void Dispatcher::finish_forward(Rank& rank, std::size_t s, std::size_t j, const 
     input_at_[s * m_ + j] = rank.end;
   } else {
     const double arrival = links_.up(s, rank.end);
-    if (problem_.hold_up_sender && problem_.rank_of[s] != problem_.rank_of[s + 1]) rank.free = arrival;
+    if (problem_.holds_up(s, s + 1)) rank.free = arrival;
     forward_at_[(s + 1) * m_ + j] = arrival;
     if (next_[s + 1].done[0] == static_cast<int>(j)) next_[s + 1].forward_at = arrival;
     arrive(problem_.rank_of[s + 1], arrival);
@@ -214,7 +214,7 @@ void Dispatcher::finish_input(Rank& rank, std::size_t s, std::size_t j, const Po
   rank.free = rank.end;
   if (s == 0) return;
   const double arrival = links_.down(s, rank.end);
-  if (problem_.hold_up_sender && problem_.rank_of[s] != problem_.rank_of[s - 1]) rank.free = arrival;
+  if (problem_.holds_up(s, s - 1)) rank.free = arrival;
   input_at_[(s - 1) * m_ + j] = arrival;
   if (next_[s - 1].done[1] == static_cast<int>(j)) next_[s - 1].input_at = arrival;
   arrive(problem_.rank_of[s - 1], arrival);
@@ -227,11 +227,7 @@ std::vector<StepRow> Dispatcher::rows() const {
 }
 
 double Dispatcher::end_of(const Step& step) const {
-  const auto s = static_cast<std::size_t>(step.stage);
-  const double cost = step.part == Part::kForward ? problem_.forward[s]
-                      : step.part == Part::kInput ? problem_.input[s]
-                                                  : problem_.weight[s];
-  return start_of(step) + cost;
+  return start_of(step) + problem_.cost(step.part, static_cast<std::size_t>(step.stage));
 }
 
 void Dispatcher::critical_pairs(std::vector<std::pair<Step, Step>>& pairs) const {

@@ -1,14 +1,26 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "stagecraft/sim/costs.h"
 
 namespace stagecraft::detail {
 
+/// A compute as one number: what rows are made of while they are planned.
+enum class Part : std::uint8_t { kForward, kInput, kWeight };
+
 /// Costs flattened for one placement, number of microbatches and memory limit: what the planner's inner loops look at.
 struct Problem {
   Problem(const Costs& costs, const Placement& where, int microbatches_in, double memory_limit);
+
+  [[nodiscard]] double cost(Part part, std::size_t stage) const {
+    return part == Part::kForward ? forward[stage] : part == Part::kInput ? input[stage] : weight[stage];
+  }
+  /// Whether a message from one stage to the other keeps its sender waiting.
+  [[nodiscard]] bool holds_up(std::size_t from, std::size_t to) const {
+    return hold_up_sender && rank_of[from] != rank_of[to];
+  }
 
   Placement placement;
   int ranks;
@@ -45,9 +57,6 @@ struct Problem {
   double mean_work = 0;                     ///< Of all ranks.
   double unit = 0;                          ///< The most work that one microbatch means to any rank.
 };
-
-/// A compute as one number: what rows are made of while they are planned.
-enum class Part : std::uint8_t { kForward, kInput, kWeight };
 
 struct Step {
   std::int32_t stage;

@@ -9,7 +9,7 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr std::size_t kBlockSearches = 8;      // each ends in a start of its own
+constexpr std::size_t kBlockSearches = 12;     // each ends in a start of its own
 constexpr std::size_t kStartsPerFamily = 2;
 constexpr std::size_t kStartsPerLeague = 8;
 constexpr std::size_t kFinalists = 2;
