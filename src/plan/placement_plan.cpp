@@ -25,8 +25,10 @@ constexpr int kFewerRaces = 2;
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
 constexpr std::size_t kPolished = 2;  // candidates
-constexpr int kProbes = 5;            // short searches for the room that messages need
+constexpr int kProbes = 6;            // short searches for the room that messages need
 constexpr double kProbeEffort = 0.02;
+constexpr double kProbePart = 0.2;  // of the whole search, in what progress says
+constexpr double kMainEffort = 0.6;
 constexpr double kTinyMemory = 1e-6;
 constexpr double kSame = 1e-9;
 
@@ -84,21 +86,28 @@ bool PlacementPlan::counts_messages() const {
 void PlacementPlan::plan_around_messages() {
   const double smallest = smallest_memory_limit(request_.costs, placement_);
   double limit = request_.memory_limit;
-  double excess = 0;
-  const auto lower = [&] {
-    limit = std::max(smallest, limit - excess);
-    excess = 0;
+  double fitting = 0;  // the largest limit on activations that was enough, and the smallest that was not
+  double exceeding = std::numeric_limits<double>::infinity();
+  const auto lower = [&](double excess) {
+    exceeding = limit;
+    limit = fitting > 0 ? (fitting + exceeding) / 2 : std::max(smallest, limit - excess);
   };
-  for (int probe = 0; probe < kProbes; ++probe) {
-    const double part = 0.2 * probe / kProbes;
-    excess = plan_within(limit, kProbeEffort, part, part + 0.2 / kProbes);
-    if (excess <= 0 || limit == smallest) break;
-    lower();
+  for (int probe = 0; probe < kProbes && limit < exceeding && fitting < request_.memory_limit; ++probe) {
+    const double part = kProbePart * probe / kProbes;
+    const double excess = plan_within(limit, kProbeEffort, part, part + kProbePart / kProbes);
+    if (excess > 0) {
+      lower(excess);
+    } else {
+      fitting = limit;
+      limit = (fitting + std::min(exceeding, request_.memory_limit)) / 2;
+    }
   }
-  excess = plan_within(limit, 0.6, 0.2, 0.8);
+  limit = fitting > 0 ? fitting : std::max(smallest, limit);
+  const double excess = plan_within(limit, kMainEffort, kProbePart, kProbePart + kMainEffort);
   if (excess <= 0) return;
-  lower();
-  plan_within(limit, 0.2, 0.8, 1);
+  fitting = 0;
+  lower(excess);
+  plan_within(limit, 1 - kProbePart - kMainEffort, kProbePart + kMainEffort, 1);
 }
 
 /// Searches with that limit on activations. Returns by how much the best schedule found exceeds the limit of the
