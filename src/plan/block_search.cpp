@@ -17,7 +17,9 @@ constexpr double kNone = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-BlockSearch::BlockSearch(const Problem& problem, int more, std::uint64_t seed) : problem_(problem), more_(more) { random_.seed(seed); }
+BlockSearch::BlockSearch(const Problem& problem, int more, std::uint64_t seed) : problem_(problem), more_(more) {
+  random_.seed(seed);
+}
 
 void BlockSearch::run(Dispatcher& dispatcher, double parts, double lower_bound,
                       const std::function<bool()>& cancelled) {

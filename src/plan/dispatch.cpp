@@ -132,9 +132,9 @@ double Dispatcher::decide(int r, double now, double slack, const Policy& policy)
   const bool take = best_stage >= 0 && best <= urgent + slack;
   bool weigh = false;
   if (owed_stage >= 0) {
-    const double gap = forwards_left ? policy.gap
-                                     : policy.last_gap_first +
-                                           (policy.last_gap_last - policy.last_gap_first) * r / problem_.ranks;
+    const double gap =
+        forwards_left ? policy.gap
+                      : policy.last_gap_first + (policy.last_gap_last - policy.last_gap_first) * r / problem_.ranks;
     const bool gap_is_wide = soonest - now >= gap * problem_.weight[static_cast<std::size_t>(owed_stage)];
     if (!forwards_left) {
       weigh = !take && gap_is_wide;

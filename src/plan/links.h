@@ -14,9 +14,13 @@ class Links {
   void reset() { std::fill(free_.begin(), free_.end(), 0.0); }
 
   /// Of a message that stage `s` sends to the next one at `time`.
-  double up(std::size_t s, double time) { return travel(problem_.link_up[s], problem_.transfer_up[s], time) + problem_.hop_up[s]; }
+  double up(std::size_t s, double time) {
+    return travel(problem_.link_up[s], problem_.transfer_up[s], time) + problem_.hop_up[s];
+  }
   /// ... and to the one before.
-  double down(std::size_t s, double time) { return travel(problem_.link_down[s], problem_.transfer_down[s], time) + problem_.hop_down[s]; }
+  double down(std::size_t s, double time) {
+    return travel(problem_.link_down[s], problem_.transfer_down[s], time) + problem_.hop_down[s];
+  }
 
  private:
   /// By how much the link delays the message beyond its hop.

@@ -9,7 +9,7 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr std::size_t kBlockSearches = 12;     // each ends in a start of its own
+constexpr std::size_t kBlockSearches = 12;  // each ends in a start of its own
 constexpr std::size_t kStartsPerFamily = 2;
 constexpr std::size_t kStartsPerLeague = 8;
 constexpr std::size_t kFinalists = 2;
@@ -75,14 +75,14 @@ class Race {
   }
 
   static void sort(std::vector<Candidate>& candidates) {
-    std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-      return compared(a.outcome) < compared(b.outcome);
-    });
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return compared(a.outcome) < compared(b.outcome); });
   }
 
   void search_blocks(std::vector<Candidate>& starts) {
     std::vector<BlockSearch> searches;
-    for (std::size_t i = 0; i < kBlockSearches; ++i) searches.emplace_back(problem_, options_.more_microbatches, random_seed());
+    for (std::size_t i = 0; i < kBlockSearches; ++i)
+      searches.emplace_back(problem_, options_.more_microbatches, random_seed());
     const double parts = options_.block_share * options_.effort / kBlockSearches;
     workers_.for_each(kBlockSearches, [&](Dispatcher& dispatcher, std::size_t i) {
       searches[i].run(dispatcher, parts, options_.lower_bound, options_.cancelled);
@@ -124,9 +124,8 @@ class Race {
     }
     const double each = parts / static_cast<double>(all.size());
     workers_.for_each(all.size(), [&](Dispatcher& dispatcher, std::size_t i) {
-      all[i]->climb(dispatcher, each, kHeat * problem_.unit, [this](const Climber& climber) {
-        return reached(climber.outcome().span) || options_.cancelled();
-      });
+      all[i]->climb(dispatcher, each, kHeat * problem_.unit,
+                    [this](const Climber& climber) { return reached(climber.outcome().span) || options_.cancelled(); });
     });
     for (League& league : leagues_) sort(league);
   }

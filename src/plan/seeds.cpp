@@ -36,7 +36,8 @@ double interval_of(const std::array<std::vector<double>, 3>& times, const Proble
   const std::size_t begin = m / 3;
   const std::size_t end = std::max(begin + 1, 2 * m / 3);
   if (end >= m) return problem.unit;
-  const double* due = &times[static_cast<std::size_t>(Part::kInput)][(static_cast<std::size_t>(problem.stages) - 1) * m];
+  const double* due =
+      &times[static_cast<std::size_t>(Part::kInput)][(static_cast<std::size_t>(problem.stages) - 1) * m];
   return std::max(problem.unit, (due[end] - due[begin]) / static_cast<double>(end - begin));
 }
 
@@ -77,7 +78,7 @@ Family variants_of(const Problem& problem, const Policy& policy) {
 }
 
 int enough_microbatches(const Problem& problem) {
-  constexpr double kPhases = 4;    // beginning and end, and some more in between
+  constexpr double kPhases = 4;  // beginning and end, and some more in between
   constexpr double kMore = 4;
   constexpr int kMostPerRank = 3;
   const double whole = *std::max_element(problem.whole.begin(), problem.whole.end());

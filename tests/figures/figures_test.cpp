@@ -149,8 +149,8 @@ TEST(PlannerFigures, ControllableMemory) {
   }
 }
 
-/// A schedule that waits for every message, has 1F1B-I's stages and full backwards, takes no more memory, and is no worse
-/// than the published cell.
+/// A schedule that waits for every message, has 1F1B-I's stages and full backwards, takes no more memory, and is no
+/// worse than the published cell.
 void expect_interleaved_is_attained(int p, int m, int v, const Costs& costs, double published) {
   const double limit = simulate(interleaved(p, m, v), costs).peak_memory();
   const PlanResult result = planned(p, m, with_full_backwards(costs), PlacementChoice::kLoop, limit, 0.05, v);
