@@ -38,7 +38,8 @@ class Race {
         result_.best.push_back({climber.best(), climber.outcome()});
       }
     }
-    sort(result_.best);
+    std::stable_sort(result_.best.begin(), result_.best.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.outcome.span < b.outcome.span; });
     return std::move(result_);
   }
 
