@@ -115,7 +115,7 @@ TEST(Planner, StopsWhenAskedWithTheBestSoFar) {
 }
 
 TEST(Planner, ReportsProgress) {
-  PlanRequest r = request(4, 40, PlacementChoice::kLinear, 5);
+  PlanRequest r = request(4, 40, PlacementChoice::kV, 5);
   double last = 0;
   int calls = 0;
   r.progress = [&](const PlanProgress& progress) {
