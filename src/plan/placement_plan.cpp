@@ -19,9 +19,9 @@ namespace {
 
 constexpr double kEffort = 2e8;       // parts dispatched: some twelve seconds on two cores
 constexpr double kMostTrials = 2e5;   // small problems need no more
-constexpr double kFewerShare = 0.7;   // of the effort, for fewer microbatches
+constexpr double kFirstShare = 0.15;  // of the effort, for a race that is enough where it is easy or time is short
+constexpr double kFewerShare = 0.7;   // up to the end of the races for fewer microbatches
 constexpr double kFewerWorth = 1.15;  // times as many microbatches, and fewer are worth a search of their own
-constexpr int kFewerRaces = 2;
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
 constexpr std::size_t kPolished = 2;  // candidates
@@ -33,6 +33,12 @@ constexpr double kTinyMemory = 1e-6;
 constexpr double kSame = 1e-9;
 
 double parts_of(const Problem& problem) { return 3.0 * problem.stages * problem.microbatches; }
+
+void add_finalists(std::vector<Family>& families, const SearchResult& found) {
+  for (const Candidate& candidate : found.best) {
+    families.push_back({1, [policy = candidate.policy](std::size_t) { return policy; }});
+  }
+}
 
 bool continues_fewer(const Problem& problem) {
   return problem.microbatches > kFewerWorth * enough_microbatches(problem);
@@ -55,7 +61,10 @@ PlanResult PlacementPlan::run() {
   mean_work_ = problem.mean_work;
   result_.lower_bound_span = bound_;
   result_.lower_bound_bubble = std::max(0.0, 1 - mean_work_ / bound_);
+  const double begin = seconds_();
   add_named();
+  // As long again it takes to simulate what is found.
+  deadline_ = budget_ -= std::min(0.5 * (budget_ - begin), seconds_() - begin);
   if (counts_messages()) {
     plan_around_messages();
   } else {
@@ -117,22 +126,35 @@ double PlacementPlan::plan_within(double limit, double effort, double begin, dou
   part_done_ = begin;
   part_per_effort_ = (end - begin) / effort;
   std::vector<Family> families = starting_points(problem);
-  const double share = continues_fewer(problem) ? kFewerShare : 0;
-  if (share > 0) continue_fewer(families, problem, share * effort);
-  const SearchResult found = race(problem, families, (1 - share) * effort, 0);
+  const Problem fewer(request_.costs, placement_, std::min(problem.microbatches, enough_microbatches(problem)), limit);
+  double left = effort;
+  if (continues_fewer(problem)) {
+    continue_fewer(families, fewer, problem, effort);
+    left -= kFewerShare * effort;
+  } else {
+    deadline_ = seconds_() + kFirstShare * (budget_ - seconds_());
+    add_finalists(families, race(problem, families, kFirstShare * effort, 0));
+    left -= kFirstShare * effort;
+  }
+  result_.finished = result_.finished && !cancelled();
+  deadline_ = budget_;
+  const SearchResult found = race(problem, families, left, 1);
   return polished(problem, found.best, effort);
 }
 
 /// Many microbatches repeat what fewer do: the search for these is faster, and its results are continued.
-void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem& problem, double effort) {
-  const Problem fewer(request_.costs, placement_, enough_microbatches(problem), problem.limit);
-  const std::vector<Family> starts = starting_points(fewer);
+void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem& fewer, const Problem& problem,
+                                   double effort) {
+  std::vector<Family> starts = starting_points(fewer);
   const double begin = seconds_();
   Dispatcher dispatcher(fewer);
-  for (std::uint64_t i = 0; i < kFewerRaces; ++i) {
+  for (const double share : {kFirstShare, kFewerShare - kFirstShare}) {
+    const bool first = share == kFirstShare;
     // On a slow machine it must leave time to continue its results.
-    deadline_ = begin + 0.6 * (budget_ - begin) * static_cast<double>(i + 1) / kFewerRaces;
-    const SearchResult found = race(fewer, starts, effort / kFewerRaces, i);
+    deadline_ = begin + (first ? kFirstShare : kFewerShare) * (budget_ - begin);
+    const SearchResult found = race(fewer, starts, share * effort, first ? 0 : 1);
+    result_.finished = result_.finished && !cancelled();
+    add_finalists(starts, found);
     for (const Candidate& candidate : found.best) {
       dispatcher.run(candidate.policy);
       Policy exact = candidate.policy;
@@ -140,10 +162,8 @@ void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem&
       families.push_back(extensions_of(exact, fewer, problem));
       families.push_back(extensions_of(candidate.policy, fewer, problem));
     }
-    for (const Block& block : found.blocks) families.push_back({policy_of(problem, block)});
-    result_.finished = result_.finished && !cancelled();
+    for (const Block& block : found.blocks) families.push_back(family_of(problem, block));
   }
-  deadline_ = budget_;
 }
 
 /// Policies from every known schedule of this placement.
@@ -160,7 +180,7 @@ std::vector<Family> PlacementPlan::starting_points(const Problem& problem) const
 SearchResult PlacementPlan::race(const Problem& problem, const std::vector<Family>& families, double effort,
                                  std::uint64_t number) {
   SearchOptions options;
-  options.seed = kFewerRaces * request_.seed + number;
+  options.seed = 2 * request_.seed + number;
   options.effort = effort * request_.effort * std::min(kEffort, kMostTrials * parts_of(problem));
   options.threads = request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency());
   options.lower_bound = lower_bound(problem);

@@ -26,7 +26,7 @@ class PlacementPlan {
   void plan_around_messages();
   double plan_within(double limit, double effort, double begin, double end);
   std::vector<Family> starting_points(const Problem& problem) const;
-  void continue_fewer(std::vector<Family>& families, const Problem& problem, double effort);
+  void continue_fewer(std::vector<Family>& families, const Problem& fewer, const Problem& problem, double effort);
   SearchResult race(const Problem& problem, const std::vector<Family>& families, double effort, std::uint64_t number);
   double polished(const Problem& problem, const std::vector<Candidate>& candidates, double effort);
 

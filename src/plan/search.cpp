@@ -1,6 +1,7 @@
 #include "search.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "block_search.h"
 #include "climber.h"
@@ -26,7 +27,7 @@ class Race {
 
   SearchResult run(const std::vector<Family>& families) {
     std::vector<Candidate> given;
-    for (const Family& family : families) enter(given, tried(family), kStartsPerFamily);
+    for (const Family& family : families) enter(given, family);
     std::vector<Candidate> blocks;
     if (options_.block_share > 0 && !reached(best_span())) search_blocks(blocks);
     line_up(given);
@@ -54,25 +55,28 @@ class Race {
     return span;
   }
 
-  std::vector<Candidate> tried(const Family& family) {
-    std::vector<Candidate> candidates(family.size());
-    workers_.for_each(family.size(), [&](Dispatcher& dispatcher, std::size_t i) {
+  /// The best of a family become starts.
+  void enter(std::vector<Candidate>& starts, const Family& family) {
+    std::vector<std::pair<double, std::size_t>> values(family.size, {HUGE_VAL, 0});
+    std::vector<Outcome> outcomes(family.size);
+    const bool first = best_start_ == HUGE_VAL;
+    workers_.for_each(family.size, [&](Dispatcher& dispatcher, std::size_t i) {
       // The first of all is what is left when time is up at once.
-      if ((i > 0 || best_start_ < HUGE_VAL) && options_.cancelled()) return;
-      candidates[i] = {family[i], dispatcher.run(family[i])};
+      if (!(first && i == 0) && options_.cancelled()) return;
+      outcomes[i] = dispatcher.run(family.make(i));
+      values[i] = {compared(outcomes[i]), i};
     });
-    result_.trials += static_cast<std::int64_t>(family.size());
-    return candidates;
+    result_.trials += static_cast<std::int64_t>(family.size);
+    std::sort(values.begin(), values.end());
+    for (std::size_t k = 0; k < std::min(kStartsPerFamily, values.size()) && values[k].first < HUGE_VAL; ++k) {
+      enter(starts, {family.make(values[k].second), outcomes[values[k].second]});
+    }
   }
 
-  /// The best of the candidates become starts.
-  void enter(std::vector<Candidate>& starts, std::vector<Candidate> candidates, std::size_t most) {
-    std::erase_if(candidates, [](const Candidate& candidate) { return candidate.outcome.span == HUGE_VAL; });
-    sort(candidates);
-    for (std::size_t i = 0; i < std::min(most, candidates.size()); ++i) {
-      best_start_ = std::min(best_start_, candidates[i].outcome.span);
-      starts.push_back(std::move(candidates[i]));
-    }
+  void enter(std::vector<Candidate>& starts, Candidate candidate) {
+    if (candidate.outcome.span == HUGE_VAL) return;
+    best_start_ = std::min(best_start_, candidate.outcome.span);
+    starts.push_back(std::move(candidate));
   }
 
   static void sort(std::vector<Candidate>& candidates) {
@@ -91,7 +95,7 @@ class Race {
     for (const BlockSearch& found : searches) {
       result_.trials += found.trials();
       result_.blocks.push_back(found.best_block());
-      enter(starts, {found.best()}, 1);
+      enter(starts, found.best());
     }
     report(options_.block_share);
   }

@@ -24,8 +24,12 @@ struct SearchOptions {
   std::function<void(double, double)> progress = [](double, double) {};
 };
 
-/// Policies that are alike: a known schedule kept more or less strictly, say. The best few of each may start.
-using Family = std::vector<Policy>;
+/// Policies that are alike: a known schedule kept more or less strictly, say. The best few of each may start. They are
+/// made when they are tried: a large problem's policy has megabytes.
+struct Family {
+  std::size_t size;
+  std::function<Policy(std::size_t)> make;  ///< Called from any thread.
+};
 
 struct Candidate {
   Policy policy;

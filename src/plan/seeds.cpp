@@ -63,18 +63,20 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
 }
 
 Family variants_of(const Problem& problem, const Policy& policy) {
-  Family variants;
-  for (const double slack : {0.0, 0.5, 1.0, 1e9}) {
-    for (const double gap : {0.0, 0.5, 1.0}) {
-      for (const double last_gap : {0.0, 1.0}) {
-        variants.push_back(policy);
-        variants.back().slack = slack * problem.unit;
-        variants.back().gap = gap;
-        variants.back().last_gap_last = last_gap;
-      }
-    }
-  }
-  return variants;
+  constexpr std::array kSlacks = {0.0, 0.5, 1.0, 1e9};
+  constexpr std::array kGaps = {0.0, 0.5, 1.0};
+  constexpr std::array kLastGaps = {0.0, 1.0};
+  return {kSlacks.size() * kGaps.size() * kLastGaps.size(), [=, unit = problem.unit](std::size_t i) {
+            Policy variant = policy;
+            variant.last_gap_last = kLastGaps[i % kLastGaps.size()];
+            variant.gap = kGaps[i / kLastGaps.size() % kGaps.size()];
+            variant.slack = unit * kSlacks[i / kLastGaps.size() / kGaps.size()];
+            return variant;
+          }};
+}
+
+Family family_of(const Problem& problem, const Block& block) {
+  return {1, [&problem, block](std::size_t) { return policy_of(problem, block); }};
 }
 
 int enough_microbatches(const Problem& problem) {
@@ -89,12 +91,11 @@ int enough_microbatches(const Problem& problem) {
 
 Family extensions_of(const Policy& policy, const Problem& from, const Problem& to) {
   constexpr std::size_t kPoints = 12;
-  Family extensions;
-  for (std::size_t point = 2; point + 1 < kPoints; ++point) {
-    const std::size_t begin = static_cast<std::size_t>(from.microbatches) * point / kPoints;
-    extensions.push_back(extended(policy, from, to, begin));
-  }
-  return extensions;
+  constexpr std::size_t kFirst = 2;
+  return {kPoints - kFirst - 1, [=, &from, &to](std::size_t i) {
+            const std::size_t begin = static_cast<std::size_t>(from.microbatches) * (kFirst + i) / kPoints;
+            return extended(policy, from, to, begin);
+          }};
 }
 
 }  // namespace stagecraft::detail

@@ -13,6 +13,9 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
 /// The policy, kept more or less strictly.
 Family variants_of(const Problem& problem, const Policy& policy);
 
+/// Of one. The problem must live as long as it.
+Family family_of(const Problem& problem, const Block& block);
+
 /// At which microbatches follow each other in the middle: with little memory, longer than the work of one.
 double interval_of(const std::array<std::vector<double>, 3>& times, const Problem& problem);
 
@@ -22,6 +25,7 @@ int enough_microbatches(const Problem& problem);
 
 /// Policies for more microbatches: beginning and end as they were, and the middle repeated, from several points on.
 /// Which point is right depends on how many microbatches are under way; the others make poor schedules.
+/// Both problems must live as long as the family.
 Family extensions_of(const Policy& policy, const Problem& from, const Problem& to);
 
 }  // namespace stagecraft::detail
