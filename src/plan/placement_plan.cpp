@@ -22,6 +22,8 @@ constexpr double kMostTrials = 2e5;   // small problems need no more
 constexpr double kFirstShare = 0.15;  // of the effort, for a race that is enough where it is easy or time is short
 constexpr double kFewerShare = 0.7;   // up to the end of the races for fewer microbatches
 constexpr double kFewerWorth = 1.15;  // times as many microbatches, and fewer are worth a search of their own
+constexpr double kBlockShare = 0.25;  // of a race
+constexpr double kTightBlockShare = 0.5;
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
 constexpr std::size_t kPolished = 2;  // candidates
@@ -38,6 +40,11 @@ void add_finalists(std::vector<Family>& families, const SearchResult& found) {
   for (const Candidate& candidate : found.best) {
     families.push_back({1, [policy = candidate.policy](std::size_t) { return policy; }});
   }
+}
+
+/// Whether fewer microbatches than ranks can be under way: then it is the block that counts.
+bool is_tight(const Problem& problem) {
+  return problem.limit < problem.ranks * *std::max_element(problem.whole.begin(), problem.whole.end());
 }
 
 bool continues_fewer(const Problem& problem) {
@@ -185,7 +192,8 @@ SearchResult PlacementPlan::race(const Problem& problem, const std::vector<Famil
   options.threads = request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency());
   options.lower_bound = lower_bound(problem);
   options.more_microbatches = request_.microbatches - problem.microbatches;
-  if (continues_fewer(problem)) options.block_share = 0;  // their blocks are among the families
+  // Blocks of fewer microbatches are among the families.
+  options.block_share = continues_fewer(problem) ? 0 : is_tight(problem) ? kTightBlockShare : kBlockShare;
   options.cancelled = [this] { return cancelled(); };
   options.progress = [&, begin = part_done_](double span, double part) {
     part_done_ = begin + part_per_effort_ * effort * part;

@@ -13,7 +13,7 @@ struct SearchOptions {
   double effort = 2e8;
   int threads = 1;
   /// Part of the effort that goes into building blocks.
-  double block_share = 0.5;
+  double block_share = 0.25;
   /// The problem stands for one with so many more.
   int more_microbatches = 0;
   /// A span that cannot be improved upon: reaching it ends the search.
