@@ -74,8 +74,9 @@ void append_command(std::string& script, const CompletedCommand& command) {
   }
   script += fmt::format("    {}:)\n      if [[ $cur == -?* ]]; then\n        words=$options\n", command.name);
   for (std::size_t i = 0; i < command.positionals.size(); ++i) {
-    script +=
-        fmt::format("      elif ((positionals == {})); then\n        {}\n", i, offer(command.positionals[i].values));
+    const Values& values = command.positionals[i].values;
+    script += fmt::format("      elif ((positionals {} {})); then\n        {}\n", values.repeats ? ">=" : "==", i,
+                          offer(values));
   }
   script += "      fi\n      ;;\n";
 }

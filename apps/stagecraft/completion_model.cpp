@@ -12,9 +12,9 @@ namespace {
 Values values_of(const CLI::Option& option) {
   if (option.get_items_expected_max() == 0) return {};  // a flag
   const std::string type = option.get_type_name();
-  if (type == kFileType) return {Values::Kind::kFile, {}};
-  if (type.find(kOr) != std::string::npos) return {Values::Kind::kWord, CLI::detail::split(type, kOr)};
-  Values values{Values::Kind::kAny, {}};
+  if (type == kFileType) return {.kind = Values::Kind::kFile, .words = {}};
+  if (type.find(kOr) != std::string::npos) return {.kind = Values::Kind::kWord, .words = CLI::detail::split(type, kOr)};
+  Values values{.kind = Values::Kind::kAny, .words = {}};
   if (type == kNameType) {
     values.kind = Values::Kind::kWord;
     for (const Generator* generator : generators()) values.words.emplace_back(generator->name);
@@ -27,7 +27,10 @@ Values values_of(const CLI::Option& option) {
 
 CompletedOption completed(const CLI::Option& option) {
   CompletedOption out{.names = {}, .description = option.get_description(), .values = values_of(option)};
-  if (option.get_positional()) out.names.push_back(option.get_name(true));
+  if (option.get_positional()) {
+    out.names.push_back(option.get_name(true));
+    out.values.repeats = option.get_items_expected_max() > 1;
+  }
   for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
   return out;

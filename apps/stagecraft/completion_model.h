@@ -15,6 +15,7 @@ struct Values {
   enum class Kind { kNone, kAny, kFile, kWord, kList };
   Kind kind = Kind::kNone;         ///< kNone: a flag; kAny: nothing can be offered; kList: words joined by commas.
   std::vector<std::string> words;  ///< For kWord and kList.
+  bool repeats = false;            ///< Of a positional: it takes all that follow.
 };
 
 struct CompletedOption {

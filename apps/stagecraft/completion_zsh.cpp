@@ -69,8 +69,9 @@ void append_command(std::string& script, const CompletedCommand& command) {
   script += fmt::format("        {})\n          _arguments", command.name);
   for (const CompletedOption& option : command.options) append_option(script, option, kIndent);
   for (std::size_t i = 0; i < command.positionals.size(); ++i) {
-    script += fmt::format(" \\\n{}'{}{}'", kIndent, i + 1,
-                          action(label_of(command.positionals[i]), command.positionals[i].values));
+    const Values& values = command.positionals[i].values;
+    const std::string place = values.repeats ? "*" : std::to_string(i + 1);
+    script += fmt::format(" \\\n{}'{}{}'", kIndent, place, action(label_of(command.positionals[i]), values));
   }
   script += "\n          ;;\n";
 }

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "links.h"
 #include "policy.h"
 
 namespace stagecraft::detail {
@@ -18,8 +19,11 @@ class Dispatcher {
  public:
   explicit Dispatcher(const Problem& problem);
 
-  /// Gives up, as if stuck, once the span must exceed `cutoff`.
+  /// Gives up, as if stuck, as soon as the span of a rank must exceed `cutoff`.
   Outcome run(const Policy& policy, double cutoff = std::numeric_limits<double>::infinity());
+
+  /// In all runs so far.
+  [[nodiscard]] double parts_done() const { return parts_done_; }
 
   /// What the ranks did in the last run.
   [[nodiscard]] std::vector<StepRow> rows() const;
@@ -34,20 +38,32 @@ class Dispatcher {
  private:
   struct Rank {
     double free = 0;
+    double end = 0;  // of its last part; `free` is later where a message holds up its sender
     double first_start = -1;
+    double allowance = 0;  // idle time it may still have
     double memory = 0;
     double passing = 0;  // part of it held by microbatches that have yet to come back for another stage of the rank
     int left = 0;        // parts not done yet
     StepRow row;         // what it did
   };
+  /// What a decision looks at: the next F, I and W of a stage. Never due while there is none.
+  struct Next {
+    double forward_due;
+    double forward_at;
+    double input_due;
+    double input_at;
+    double weight_due;
+    std::array<int, 3> done;  // per Part
+  };
 
-  void reset();
+  void reset(const Policy& policy, double cutoff);
   double decide(int r, double now, double slack, const Policy& policy);
   bool unlock(double now, const Policy& policy);
-  void start(int r, int stage, Part part, double now);
+  void start(int r, int stage, Part part, double now, const Policy& policy);
+  void finish_forward(Rank& rank, std::size_t s, std::size_t j, const Policy& policy);
+  void finish_input(Rank& rank, std::size_t s, std::size_t j, const Policy& policy);
   [[nodiscard]] std::size_t at(const Step& step) const {
-    return static_cast<std::size_t>(step.stage) * static_cast<std::size_t>(problem_.microbatches) +
-           static_cast<std::size_t>(step.microbatch);
+    return static_cast<std::size_t>(step.stage) * m_ + static_cast<std::size_t>(step.microbatch);
   }
   [[nodiscard]] double start_of(const Step& step) const {
     return starts_[static_cast<std::size_t>(step.part)][at(step)];
@@ -56,10 +72,13 @@ class Dispatcher {
   void arrive(int rank, double time);
 
   const Problem& problem_;
-  double latest_start_ = 0;  // of a rank's first part
+  std::size_t m_;
+  double parts_done_ = 0;
+  bool hopeless_ = false;  // a rank has idled so long that its span must exceed the cutoff
   std::vector<Rank> ranks_;
   std::vector<double> wake_;
-  std::array<std::vector<int>, 3> done_;  // per Part and stage
+  std::vector<Next> next_;  // per stage
+  Links links_;
   std::array<std::vector<double>, 3> starts_;
   std::array<std::vector<int>, 3> slots_;  // where in its rank's row each part stands
   std::vector<double> forward_at_;         // arrival per (stage, microbatch)

@@ -81,11 +81,7 @@ class Program {
   [[nodiscard]] Part part(std::size_t i) const { return kParts[i / m_ / static_cast<std::size_t>(problem_.stages)]; }
   [[nodiscard]] std::size_t stage(std::size_t i) const { return i / m_ % static_cast<std::size_t>(problem_.stages); }
   [[nodiscard]] int rank(std::size_t i) const { return problem_.rank_of[stage(i)]; }
-  [[nodiscard]] double cost(std::size_t i) const {
-    return part(i) == Part::kForward ? problem_.forward[stage(i)]
-           : part(i) == Part::kInput ? problem_.input[stage(i)]
-                                     : problem_.weight[stage(i)];
-  }
+  [[nodiscard]] double cost(std::size_t i) const { return problem_.cost(part(i), stage(i)); }
   [[nodiscard]] std::size_t span() const { return parts_ + pairs_.size(); }
   [[nodiscard]] bool implied(std::size_t a, std::size_t b) const { return implied_[a * parts_ + b] != 0; }
 

@@ -56,16 +56,16 @@ std::pair<std::size_t, std::size_t> range_of(std::size_t m, Random& random) {
 Block random_block(const Problem& problem, Random& random) {
   Block block;
   const std::size_t legs = legs_of(problem);
+  const bool straight = chance(random, 0.4);
   for (std::size_t leg = 0; leg < legs; ++leg) {
-    block.stretch.push_back(chance(random, 0.4) ? 0 : (chance(random, 0.5) ? 0.3 : 1.0) * random.uniform());
+    block.stretch.push_back(straight || chance(random, 0.4) ? 0 : (chance(random, 0.5) ? 0.3 : 1.0) * random.uniform());
     block.turn.push_back(chance(random, 0.5) ? 0 : random.uniform());
   }
   block.interval = 0.8 + 0.4 * random.uniform();
   block.slack = chance(random, 0.1) ? kUnlimited : chance(random, 0.5) ? 0 : 2 * random.uniform();
   block.gap = random.uniform();
-  if (chance(random, 0.5)) {
-    block.weight_delay_first = problem.ranks * random.uniform();
-    block.weight_delay_last = problem.ranks * random.uniform();
+  for (double* delay : {&block.weight_delay_first, &block.weight_delay_last}) {
+    if (chance(random, 0.5)) *delay = chance(random, 0.4) ? 0 : problem.ranks * random.uniform();
   }
   block.make_room_first = chance(random, 0.5);
   return block;

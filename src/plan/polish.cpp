@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "climber.h"
+#include "links.h"
 #include "stagecraft/core/random.h"
 
 namespace stagecraft::detail {
@@ -10,11 +12,9 @@ namespace {
 
 constexpr double kUnknown = -1;
 constexpr double kTinyMemory = 1e-9;
+constexpr double kSame = 1e-9;
 constexpr int kCycles = 6;     // of cooling down, each from the best so far
 constexpr double kHeat = 0.1;  // at the start of a cycle, in units of a microbatch's work
-constexpr double kMeanWeight = 0.02;
-
-double compared(const Outcome& outcome) { return outcome.span + kMeanWeight * outcome.mean_span; }
 
 /// Times of rows whose order is fixed.
 class FixedOrder {
@@ -22,32 +22,34 @@ class FixedOrder {
   explicit FixedOrder(const Problem& problem)
       : problem_(problem),
         m_(static_cast<std::size_t>(problem.microbatches)),
-        next_(problem.stages_of.size()),
-        now_(problem.stages_of.size()) {
-    forward_end_.resize(static_cast<std::size_t>(problem.stages) * m_);
-    input_end_.resize(forward_end_.size());
+        links_(problem),
+        ranks_(problem.stages_of.size()) {
+    forward_at_.resize(static_cast<std::size_t>(problem.stages) * m_);
+    input_at_.resize(forward_at_.size());
   }
 
   /// An infinite span when the order cannot execute.
   Outcome run(const std::vector<StepRow>& rows) {
-    std::fill(forward_end_.begin(), forward_end_.end(), kUnknown);
-    std::fill(input_end_.begin(), input_end_.end(), kUnknown);
-    std::fill(next_.begin(), next_.end(), 0);
-    std::fill(now_.begin(), now_.end(), 0.0);
-    Outcome outcome{.span = 0, .mean_span = 0};
-    starts_.assign(rows.size(), 0);
+    std::fill(forward_at_.begin(), forward_at_.end(), kUnknown);
+    std::fill(forward_at_.begin(), forward_at_.begin() + problem_.microbatches, 0.0);
+    std::fill(input_at_.begin(), input_at_.end(), kUnknown);
+    std::fill(ranks_.begin(), ranks_.end(), Rank());
+    links_.reset();
     for (bool progress = true; progress;) {
       progress = false;
       for (std::size_t r = 0; r < rows.size(); ++r) {
-        const std::size_t before = next_[r];
-        while (next_[r] < rows[r].size() && advance(r, rows[r][next_[r]])) ++next_[r];
-        progress = progress || next_[r] > before;
+        Rank& rank = ranks_[r];
+        const std::size_t before = rank.next;
+        while (rank.next < rows[r].size() && advance(rank, rows[r][rank.next])) ++rank.next;
+        progress = progress || rank.next > before;
       }
     }
+    Outcome outcome{.span = 0, .mean_span = 0};
     for (std::size_t r = 0; r < rows.size(); ++r) {
-      if (next_[r] < rows[r].size()) return {};
-      outcome.span = std::max(outcome.span, now_[r] - starts_[r]);
-      outcome.mean_span += (now_[r] - starts_[r]) / static_cast<double>(rows.size());
+      if (ranks_[r].next < rows[r].size()) return {};
+      const double span = ranks_[r].end - ranks_[r].start;
+      outcome.span = std::max(outcome.span, span);
+      outcome.mean_span += span / static_cast<double>(rows.size());
     }
     return outcome;
   }
@@ -73,47 +75,44 @@ class FixedOrder {
   }
 
  private:
-  bool advance(std::size_t r, const Step& step) {
+  struct Rank {
+    std::size_t next = 0;
+    double start = 0;  // of its first part
+    double end = 0;    // of its last part so far
+    double free = 0;   // later where a message holds up its sender
+  };
+
+  /// False while what the step needs has not been sent yet. That a W comes after its I, and an I after its F, the rows
+  /// themselves see to.
+  bool advance(Rank& rank, const Step& step) {
     const auto s = static_cast<std::size_t>(step.stage);
     const std::size_t at = s * m_ + static_cast<std::size_t>(step.microbatch);
-    double ready = 0;
-    double cost = 0;
-    switch (step.part) {
-      case Part::kForward:
-        if (s > 0) {
-          if (forward_end_[at - m_] == kUnknown) return false;
-          ready = forward_end_[at - m_] + problem_.hop_up[s - 1];
-        }
-        cost = problem_.forward[s];
-        break;
-      case Part::kInput:
-        if (forward_end_[at] == kUnknown) return false;
-        if (step.stage + 1 < problem_.stages) {
-          if (input_end_[at + m_] == kUnknown) return false;
-          ready = input_end_[at + m_] + problem_.hop_down[s + 1];
-        }
-        cost = problem_.input[s];
-        break;
-      case Part::kWeight:
-        if (input_end_[at] == kUnknown) return false;
-        cost = problem_.weight[s];
-        break;
+    const double ready = step.part == Part::kForward ? forward_at_[at] : step.part == Part::kInput ? input_at_[at] : 0;
+    if (ready == kUnknown) return false;
+    const double start = std::max(rank.free, ready);
+    if (rank.next == 0) rank.start = start;
+    rank.end = start + problem_.cost(step.part, s);
+    rank.free = rank.end;
+    if (step.part == Part::kForward) {
+      if (s + 1 == static_cast<std::size_t>(problem_.stages)) {
+        input_at_[at] = rank.end;
+      } else {
+        forward_at_[at + m_] = links_.up(s, rank.end);
+        if (problem_.holds_up(s, s + 1)) rank.free = forward_at_[at + m_];
+      }
+    } else if (step.part == Part::kInput && s > 0) {
+      input_at_[at - m_] = links_.down(s, rank.end);
+      if (problem_.holds_up(s, s - 1)) rank.free = input_at_[at - m_];
     }
-    const double start = std::max(now_[r], ready);
-    if (next_[r] == 0) starts_[r] = start;
-    now_[r] = start + cost;
-    if (step.part == Part::kForward) forward_end_[at] = now_[r];
-    if (step.part == Part::kInput) input_end_[at] = now_[r];
     return true;
   }
 
   const Problem& problem_;
   std::size_t m_;
-  std::vector<std::size_t> next_;
-  std::vector<double> now_;
-  std::vector<double> starts_;
-  std::vector<double> forward_end_;
-  std::vector<double> input_end_;
+  Links links_;
+  std::vector<Rank> ranks_;
+  std::vector<double> forward_at_;  // arrival by stage and microbatch
+  std::vector<double> input_at_;
 };
 
 /// Moves a random part of a random row a few places; whether microbatches stay in order and memory suffices is checked
@@ -146,7 +145,7 @@ int move_one(const FixedOrder& order, std::vector<StepRow>& rows, Random& random
 }  // namespace
 
 Outcome polish(const Problem& problem, std::vector<StepRow>& rows, std::uint64_t seed, std::int64_t trials,
-               const std::function<bool()>& cancelled) {
+               double lower_bound, const std::function<bool()>& cancelled) {
   FixedOrder order(problem);
   Random random;
   random.seed(seed + 0x51);
@@ -157,7 +156,7 @@ Outcome polish(const Problem& problem, std::vector<StepRow>& rows, std::uint64_t
   for (int cycle = 0; cycle < kCycles; ++cycle) {
     rows = best_rows;
     double value = compared(best);
-    for (std::int64_t i = 0; i < per_cycle && !cancelled(); ++i) {
+    for (std::int64_t i = 0; i < per_cycle && best.span > lower_bound * (1 + kSame) && !cancelled(); ++i) {
       const int moved = move_one(order, rows, random, before);
       if (moved < 0) continue;
       const Outcome outcome = order.run(rows);

@@ -2,14 +2,23 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <numeric>
 
 namespace stagecraft::detail {
 namespace {
 
-double hop(const Costs& costs, const Placement& placement, StageId from, StageId to, double bytes) {
-  if (!placement.contains(to) || placement.share_rank(from, to)) return 0;
+/// A message from one stage to a neighbour.
+struct Hop {
+  double time = 0;
+  double transfer = 0;
+};
+
+Hop hop(const Costs& costs, const Placement& placement, StageId from, StageId to, double bytes) {
+  if (!placement.contains(to) || placement.share_rank(from, to)) return {};
   const LinkCosts link = costs.between(placement.rank_of(from), placement.rank_of(to));
-  return link.latency + (link.bandwidth > 0 ? bytes / link.bandwidth : 0);
+  const double transfer = link.bandwidth > 0 ? bytes / link.bandwidth : 0;
+  return {.time = link.latency + transfer, .transfer = transfer};
 }
 
 }  // namespace
@@ -20,9 +29,14 @@ Problem::Problem(const Costs& costs, const Placement& where, int microbatches_in
       stages(where.stages()),
       microbatches(microbatches_in),
       limit(memory_limit > 0 ? memory_limit : std::numeric_limits<double>::infinity()),
+      hold_up_sender(!costs.overlap_communication),
       stages_of(static_cast<std::size_t>(where.ranks())),
       work(static_cast<std::size_t>(where.ranks())) {
   const ActionCosts action_costs(costs, where);
+  std::map<std::pair<int, int>, int> numbers;
+  const auto link_between = [&](int from, int to) {
+    return numbers.emplace(std::pair{from, to}, static_cast<int>(numbers.size())).first->second;
+  };
   for (int s = 0; s < stages; ++s) {
     const StageId stage(s);
     const StageCosts& given = costs.of(stage);
@@ -35,11 +49,19 @@ Problem::Problem(const Costs& costs, const Placement& where, int microbatches_in
     least_activation.push_back(given.activation_memory);
     activation.push_back(std::max(given.activation_memory, given.weight_gradient_memory));
     weight_gradient.push_back(given.weight_gradient_memory);
-    hop_up.push_back(hop(costs, where, stage, stage + 1, given.forward_bytes));
-    hop_down.push_back(hop(costs, where, stage, stage - 1, given.backward_bytes));
+    const Hop up = hop(costs, where, stage, stage + 1, given.forward_bytes);
+    const Hop down = hop(costs, where, stage, stage - 1, given.backward_bytes);
+    hop_up.push_back(up.time);
+    hop_down.push_back(down.time);
+    transfer_up.push_back(up.transfer);
+    transfer_down.push_back(down.transfer);
+    link_up.push_back(link_between(rank, where.contains(stage + 1) ? where.rank_of(stage + 1).value : rank));
+    link_down.push_back(link_between(rank, where.contains(stage - 1) ? where.rank_of(stage - 1).value : rank));
     stages_of[static_cast<std::size_t>(rank)].push_back(s);
     work[static_cast<std::size_t>(rank)] += microbatches * (forward.back() + input.back() + weight.back());
   }
+  links = numbers.size();
+  mean_work = std::accumulate(work.begin(), work.end(), 0.0) / ranks;
   unit = *std::max_element(work.begin(), work.end()) / microbatches;
   reserve.assign(static_cast<std::size_t>(stages), 0);
   whole.assign(static_cast<std::size_t>(stages), 0);

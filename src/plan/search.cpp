@@ -1,215 +1,182 @@
 #include "search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <thread>
 
-#include "moves.h"
+#include "block_search.h"
+#include "climber.h"
+#include "workers.h"
 
 namespace stagecraft::detail {
 namespace {
 
-constexpr std::size_t kIslands = 2;
-constexpr int kRounds = 24;
-constexpr int kStaleRounds = 10;      // without any gain end the search
-constexpr double kBlockShare = 0.35;  // of the effort: the rest refines due times
-constexpr int kPatience = 250;        // fruitless changes of a block before a new one is drawn
-constexpr double kMeanWeight = 0.02;  // of the mean span in what a search compares: a way across plateaus
-constexpr double kPairShare = 0.3;    // of refining steps that change the order of a critical pair
-constexpr double kHeat = 3e-4;        // how much worse a step may be at first, in units of a microbatch's work
+constexpr std::size_t kBlockSearches = 12;  // each ends in a start of its own
+constexpr std::size_t kStartsPerFamily = 2;
+constexpr std::size_t kStartsPerLeague = 8;
+constexpr std::size_t kFinalists = 2;
+constexpr int kFinalRounds = 3;
+constexpr double kHeat = 3e-4;  // how much worse a step may be at first, in units of a microbatch's work
 constexpr double kSame = 1e-9;
 
-double compared(const Outcome& outcome) { return outcome.span + kMeanWeight * outcome.mean_span; }
+using League = std::vector<Climber>;
 
-/// One of the searches that run side by side.
-class Island {
+class Race {
  public:
-  Island(const Problem& problem, std::uint64_t seed, const SearchOptions& options)
-      : problem_(problem), options_(options), dispatcher_(problem) {
-    random_.seed(seed);
-  }
+  Race(const Problem& problem, const SearchOptions& options)
+      : problem_(problem), options_(options), workers_(problem, options.threads) {}
 
-  [[nodiscard]] double best_value() const { return best_value_; }
-  [[nodiscard]] const Outcome& best_outcome() const { return best_outcome_; }
-  [[nodiscard]] const Policy& best() const { return best_; }
-  [[nodiscard]] std::int64_t trials() const { return trials_; }
-
-  void offer(const Policy& policy) { note(policy, try_out(policy)); }
-
-  void start_from_best() {
-    if (best_value_ == kNone) return;
-    current_ = best_;
-    current_value_ = best_value_;
-    pairs_.clear();
-    if (try_out(current_).span < kNone) dispatcher_.critical_pairs(pairs_);
-  }
-  void adopt(const Island& other) {
-    best_ = other.best_;
-    best_outcome_ = other.best_outcome_;
-    best_value_ = other.best_value_;
-    start_from_best();
-  }
-
-  /// Hill climbing over building blocks, with restarts.
-  void search_blocks(std::int64_t trials) {
-    for (const std::int64_t end = trials_ + trials; trials_ < end && !is_over();) {
-      if (block_failures_ > kPatience || block_value_ == kNone) {
-        block_ = random_block(problem_, random_);
-        block_value_ = value_of(block_);
-        block_failures_ = 0;
-        continue;
+  SearchResult run(const std::vector<Family>& families) {
+    std::vector<Candidate> given;
+    for (const Family& family : families) enter(given, family);
+    std::vector<Candidate> blocks;
+    if (options_.block_share > 0 && !reached(best_span())) search_blocks(blocks);
+    line_up(given);
+    line_up(blocks);
+    run_rounds();
+    for (const League& league : leagues_) {
+      for (const Climber& climber : league) {
+        result_.trials += climber.trials();
+        result_.best.push_back({climber.best(), climber.outcome()});
       }
-      Block changed = block_;
-      mutate(changed, problem_, random_);
-      const double value = value_of(changed);
-      block_failures_ = value < block_value_ - kSame ? 0 : block_failures_ + 1;
-      if (value > block_value_) continue;
-      block_ = std::move(changed);
-      block_value_ = value;
     }
-  }
-
-  /// Hill climbing over due times; `heat` is how much worse a step may be, at odds of 1 to e.
-  void refine(std::int64_t trials, double heat) {
-    if (current_value_ == kNone) return;
-    for (const std::int64_t end = trials_ + trials; trials_ < end && !is_over();) {
-      Policy changed = current_;
-      if (!pairs_.empty() && random_.uniform() < kPairShare) {
-        swap_pair(changed, problem_, pairs_[random_.next() % pairs_.size()], random_);
-      } else {
-        mutate(changed, problem_, random_);
-      }
-      const Outcome outcome = try_out(changed);
-      const double value = compared(outcome);
-      if (value > current_value_ && !(heat > 0 && random_.uniform() < std::exp((current_value_ - value) / heat)))
-        continue;
-      const bool better = value < current_value_ - kSame;
-      current_ = std::move(changed);
-      current_value_ = value;
-      note(current_, outcome);
-      dispatcher_.critical_pairs(pairs_);
-      if (better && random_.uniform() < 0.25) rebase();
-    }
+    std::stable_sort(result_.best.begin(), result_.best.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.outcome.span < b.outcome.span; });
+    return std::move(result_);
   }
 
  private:
-  static constexpr double kNone = std::numeric_limits<double>::infinity();
-
-  [[nodiscard]] bool is_over() const {
-    return best_outcome_.span <= options_.lower_bound * (1 + kSame) || options_.cancelled();
+  [[nodiscard]] bool reached(double span) const { return span <= options_.lower_bound * (1 + kSame); }
+  [[nodiscard]] bool is_over() const { return options_.cancelled() || reached(best_span()); }
+  [[nodiscard]] double best_span() const {
+    double span = best_start_;
+    for (const League& league : leagues_) {
+      if (!league.empty()) span = std::min(span, league.front().outcome().span);
+    }
+    return span;
   }
 
-  Outcome try_out(const Policy& policy) {
-    ++trials_;
-    return dispatcher_.run(policy, 1.25 * best_outcome_.span);
+  /// The best of a family become starts.
+  void enter(std::vector<Candidate>& starts, const Family& family) {
+    std::vector<std::pair<double, std::size_t>> values(family.size, {HUGE_VAL, 0});
+    std::vector<Outcome> outcomes(family.size);
+    const bool first = best_start_ == HUGE_VAL;
+    workers_.for_each(family.size, [&](Dispatcher& dispatcher, std::size_t i) {
+      // The first of all is what is left when time is up at once.
+      if (!(first && i == 0) && options_.cancelled()) return;
+      outcomes[i] = dispatcher.run(family.make(i));
+      values[i] = {compared(outcomes[i]), i};
+    });
+    result_.trials += static_cast<std::int64_t>(family.size);
+    std::sort(values.begin(), values.end());
+    for (std::size_t k = 0; k < std::min(kStartsPerFamily, values.size()) && values[k].first < HUGE_VAL; ++k) {
+      enter(starts, {family.make(values[k].second), outcomes[values[k].second]});
+    }
   }
 
-  double value_of(const Block& block) {
-    const Policy policy = policy_of(problem_, block);
-    const Outcome outcome = try_out(policy);
-    note(policy, outcome);
-    return compared(outcome);
+  void enter(std::vector<Candidate>& starts, Candidate candidate) {
+    if (candidate.outcome.span == HUGE_VAL) return;
+    best_start_ = std::min(best_start_, candidate.outcome.span);
+    starts.push_back(std::move(candidate));
   }
 
-  void note(const Policy& policy, const Outcome& outcome) {
-    if (compared(outcome) >= best_value_ - kSame) return;
-    best_ = policy;
-    best_outcome_ = outcome;
-    best_value_ = compared(outcome);
+  static void sort(std::vector<Candidate>& candidates) {
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return compared(a.outcome) < compared(b.outcome); });
   }
 
-  /// Due times that say what happened, so that small shifts of them mean something again.
-  void rebase() {
-    Policy exact = current_;
-    exact.due = dispatcher_.starts();
-    const Outcome outcome = try_out(exact);
-    if (compared(outcome) > current_value_) return;
-    current_ = std::move(exact);
-    current_value_ = compared(outcome);
-    note(current_, outcome);
-    dispatcher_.critical_pairs(pairs_);
+  void search_blocks(std::vector<Candidate>& starts) {
+    std::vector<BlockSearch> searches;
+    for (std::size_t i = 0; i < kBlockSearches; ++i)
+      searches.emplace_back(problem_, options_.more_microbatches, random_seed());
+    const double parts = options_.block_share * options_.effort / kBlockSearches;
+    workers_.for_each(kBlockSearches, [&](Dispatcher& dispatcher, std::size_t i) {
+      searches[i].run(dispatcher, parts, options_.lower_bound, options_.cancelled);
+    });
+    for (const BlockSearch& found : searches) {
+      result_.trials += found.trials();
+      result_.blocks.push_back(found.best_block());
+      enter(starts, found.best());
+    }
+    report(options_.block_share);
   }
+
+  /// The best starts become a league of climbers.
+  void line_up(std::vector<Candidate>& starts) {
+    sort(starts);
+    League& league = leagues_.emplace_back();
+    for (std::size_t i = 0; i < std::min(kStartsPerLeague, starts.size()); ++i) {
+      league.emplace_back(problem_, std::move(starts[i].policy), starts[i].outcome, random_seed());
+    }
+  }
+
+  /// Leagues climb side by side and are halved each for itself, until finalists are left, who meet.
+  void run_rounds() {
+    int rounds = kFinalRounds;
+    for (std::size_t n = kStartsPerLeague; n > kFinalists; n /= 2) ++rounds;
+    const double parts = (1 - options_.block_share) * options_.effort / rounds;
+    for (int round = 0; round < rounds && !is_over(); ++round) {
+      climb(parts);
+      for (League& league : leagues_) drop(league, std::max(kFinalists, league.size() / 2));
+      if (round + 1 == rounds - kFinalRounds) unite();
+      report(options_.block_share + (1 - options_.block_share) * (round + 1) / rounds);
+    }
+  }
+
+  void climb(double parts) {
+    std::vector<Climber*> all;
+    for (League& league : leagues_) {
+      for (Climber& climber : league) all.push_back(&climber);
+    }
+    const double each = parts / static_cast<double>(all.size());
+    workers_.for_each(all.size(), [&](Dispatcher& dispatcher, std::size_t i) {
+      all[i]->climb(dispatcher, each, kHeat * problem_.unit,
+                    [this](const Climber& climber) { return reached(climber.outcome().span) || options_.cancelled(); });
+    });
+    for (League& league : leagues_) sort(league);
+  }
+
+  void unite() {
+    for (League& league : leagues_) {
+      if (&league == &leagues_.front()) continue;
+      std::move(league.begin(), league.end(), std::back_inserter(leagues_.front()));
+    }
+    leagues_.resize(1);
+    sort(leagues_.front());
+    drop(leagues_.front(), kFinalists);
+  }
+
+  void drop(League& league, std::size_t kept) {
+    while (league.size() > kept) {
+      result_.trials += league.back().trials();
+      league.pop_back();
+    }
+  }
+
+  static void sort(League& league) {
+    std::stable_sort(league.begin(), league.end(),
+                     [](const Climber& a, const Climber& b) { return a.value() < b.value(); });
+  }
+
+  void report(double part) { options_.progress(best_span(), part); }
+
+  /// A new one for every search and climber.
+  std::uint64_t random_seed() { return options_.seed * (kBlockSearches + 2 * kStartsPerLeague) + seeds_given_++; }
 
   const Problem& problem_;
   const SearchOptions& options_;
-  Dispatcher dispatcher_;
-  Random random_;
-  Policy best_;
-  Outcome best_outcome_;
-  double best_value_ = kNone;
-  Policy current_;
-  double current_value_ = kNone;
-  std::vector<std::pair<Step, Step>> pairs_;  // critical in `current_`
-  Block block_;
-  double block_value_ = kNone;
-  int block_failures_ = 0;
-  std::int64_t trials_ = 0;
+  Workers workers_;
+  double best_start_ = std::numeric_limits<double>::infinity();
+  /// Known schedules may be good already, blocks may become better: neither is to be dropped because of the other too
+  /// soon. The best climber of each comes first.
+  std::vector<League> leagues_;
+  std::uint64_t seeds_given_ = 0;
+  SearchResult result_;
 };
-
-template <typename Work>
-void on_all(std::vector<Island>& islands, int threads, const Work& work) {
-  std::atomic<std::size_t> next = 0;
-  const auto run = [&] {
-    for (std::size_t i = next++; i < islands.size(); i = next++) work(islands[i]);
-  };
-  std::vector<std::thread> helpers;
-  for (int i = 1; i < std::min<int>(threads, static_cast<int>(islands.size())); ++i) helpers.emplace_back(run);
-  run();
-  for (std::thread& helper : helpers) helper.join();
-}
-
-std::vector<Island*> by_value(std::vector<Island>& islands) {
-  std::vector<Island*> order;
-  for (Island& island : islands) order.push_back(&island);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const Island* a, const Island* b) { return a->best_value() < b->best_value(); });
-  return order;
-}
 
 }  // namespace
 
-SearchResult search(const Problem& problem, const std::vector<Policy>& seeds, const SearchOptions& options) {
-  std::vector<Island> islands;
-  islands.reserve(kIslands);
-  for (std::size_t i = 0; i < kIslands; ++i) islands.emplace_back(problem, options.seed * kIslands + i, options);
-  for (std::size_t i = 0; i < seeds.size(); ++i) {
-    const bool has_one = i > 0 && by_value(islands).front()->best_outcome().span < HUGE_VAL;
-    if (has_one && options.cancelled()) break;
-    islands[i % kIslands].offer(seeds[i]);
-  }
-  for (Island& island : islands) {
-    const Island& leader = *by_value(islands).front();
-    if (island.best_outcome().span == HUGE_VAL && &leader != &island) island.adopt(leader);
-  }
-
-  const double parts = 3.0 * problem.stages * problem.microbatches;
-  const auto per_round =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(options.effort / parts / kIslands / kRounds));
-  double last_gain = HUGE_VAL;
-  int stale = 0;
-  for (int round = 0; round < kRounds && stale < kStaleRounds; ++round) {
-    const double spent = static_cast<double>(round) / kRounds;
-    if (spent < kBlockShare) {
-      on_all(islands, options.threads, [&](Island& island) { island.search_blocks(per_round); });
-      for (Island& island : islands) island.start_from_best();
-    } else {
-      const double left = (1 - spent) / (1 - kBlockShare);
-      const double heat = kHeat * problem.unit * left * left;
-      on_all(islands, options.threads, [&](Island& island) { island.refine(per_round, heat); });
-      const std::vector<Island*> order = by_value(islands);
-      if (round % 3 == 2) order.back()->adopt(*order.front());
-    }
-    const Island& leader = *by_value(islands).front();
-    stale = leader.best_value() < last_gain - kSame || spent < kBlockShare ? 0 : stale + 1;
-    last_gain = leader.best_value();
-    options.progress(leader.best_outcome().span, static_cast<double>(round + 1) / kRounds);
-  }
-  const Island& best = *by_value(islands).front();
-  SearchResult result{.outcome = best.best_outcome(), .policy = best.best()};
-  for (const Island& island : islands) result.trials += island.trials();
-  result.finished = !options.cancelled();
-  return result;
+SearchResult search(const Problem& problem, const std::vector<Family>& families, const SearchOptions& options) {
+  return Race(problem, options).run(families);
 }
 
 }  // namespace stagecraft::detail

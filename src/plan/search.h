@@ -12,6 +12,10 @@ struct SearchOptions {
   /// machine.
   double effort = 2e8;
   int threads = 1;
+  /// Part of the effort that goes into building blocks.
+  double block_share = 0.25;
+  /// The problem stands for one with so many more.
+  int more_microbatches = 0;
   /// A span that cannot be improved upon: reaching it ends the search.
   double lower_bound = 0;
   /// Asked between trials, from any thread: whether to end now.
@@ -20,16 +24,27 @@ struct SearchOptions {
   std::function<void(double, double)> progress = [](double, double) {};
 };
 
-struct SearchResult {
-  Outcome outcome;
-  Policy policy;
-  std::int64_t trials = 0;
-  bool finished = true;  ///< Not cancelled.
+/// Policies that are alike: a known schedule kept more or less strictly, say. The best few of each may start. They are
+/// made when they are tried: a large problem's policy has megabytes.
+struct Family {
+  std::size_t size;
+  std::function<Policy(std::size_t)> make;  ///< Called from any thread.
 };
 
-/// Looks for the policy with the smallest span, from the given ones and from building blocks of its own. Several
-/// searches, always the same number, run side by side on as many threads as there are; between rounds the weaker ones
-/// take over from the best.
-SearchResult search(const Problem& problem, const std::vector<Policy>& seeds, const SearchOptions& options);
+struct Candidate {
+  Policy policy;
+  Outcome outcome;
+};
+
+struct SearchResult {
+  std::vector<Candidate> best;  ///< The smallest span first; empty when no policy led to a schedule.
+  std::vector<Block> blocks;    ///< All that were found.
+  std::int64_t trials = 0;
+};
+
+/// Looks for the policy with the smallest span: a race of climbers from different starts, those given and building
+/// blocks of its own. Which start is best shows only on the way, so all of them climb a little, the better half a
+/// little more, and so on. The climbers do not depend on the number of threads.
+SearchResult search(const Problem& problem, const std::vector<Family>& families, const SearchOptions& options);
 
 }  // namespace stagecraft::detail

@@ -1,5 +1,8 @@
 #include "seeds.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace stagecraft::detail {
 namespace {
 
@@ -7,7 +10,8 @@ namespace {
 Policy extended(const Policy& policy, const Problem& from, const Problem& to, std::size_t begin) {
   const auto few = static_cast<std::size_t>(from.microbatches);
   const auto many = static_cast<std::size_t>(to.microbatches);
-  const double added = from.unit * static_cast<double>(many - few);
+  const double interval = interval_of(policy.due, from);
+  const double added = interval * static_cast<double>(many - few);
   Policy longer = policy;
   for (std::size_t part = 0; part < policy.due.size(); ++part) {
     std::vector<double>& due = longer.due[part];
@@ -18,7 +22,7 @@ Policy extended(const Policy& policy, const Problem& from, const Problem& to, st
         const std::size_t from_end = many - j;
         due[s * many + j] = j < begin                 ? old[j]
                             : from_end <= few - begin ? old[few - from_end] + added
-                                                      : old[begin] + from.unit * static_cast<double>(j - begin);
+                                                      : old[begin] + interval * static_cast<double>(j - begin);
       }
     }
   }
@@ -26,6 +30,16 @@ Policy extended(const Policy& policy, const Problem& from, const Problem& to, st
 }
 
 }  // namespace
+
+double interval_of(const std::array<std::vector<double>, 3>& times, const Problem& problem) {
+  const auto m = static_cast<std::size_t>(problem.microbatches);
+  const std::size_t begin = m / 3;
+  const std::size_t end = std::max(begin + 1, 2 * m / 3);
+  if (end >= m) return problem.unit;
+  const double* due =
+      &times[static_cast<std::size_t>(Part::kInput)][(static_cast<std::size_t>(problem.stages) - 1) * m];
+  return std::max(problem.unit, (due[end] - due[begin]) / static_cast<double>(end - begin));
+}
 
 Policy policy_from(const Problem& problem, const Schedule& schedule, const Simulation& simulation) {
   const auto m = static_cast<std::size_t>(problem.microbatches);
@@ -48,25 +62,40 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
   return policy;
 }
 
-void add_variants(std::vector<Policy>& seeds, const Problem& problem, const Policy& policy) {
-  for (const double slack : {0.0, 0.5, 1.0, 1e9}) {
-    for (const double gap : {0.0, 0.5, 1.0}) {
-      for (const double last_gap : {0.0, 1.0}) {
-        seeds.push_back(policy);
-        seeds.back().slack = slack * problem.unit;
-        seeds.back().gap = gap;
-        seeds.back().last_gap_last = last_gap;
-      }
-    }
-  }
+Family variants_of(const Problem& problem, const Policy& policy) {
+  constexpr std::array kSlacks = {0.0, 0.5, 1.0, 1e9};
+  constexpr std::array kGaps = {0.0, 0.5, 1.0};
+  constexpr std::array kLastGaps = {0.0, 1.0};
+  return {kSlacks.size() * kGaps.size() * kLastGaps.size(), [=, unit = problem.unit](std::size_t i) {
+            Policy variant = policy;
+            variant.last_gap_last = kLastGaps[i % kLastGaps.size()];
+            variant.gap = kGaps[i / kLastGaps.size() % kGaps.size()];
+            variant.slack = unit * kSlacks[i / kLastGaps.size() / kGaps.size()];
+            return variant;
+          }};
 }
 
-void add_extended(std::vector<Policy>& seeds, const Policy& policy, const Problem& from, const Problem& to) {
+Family family_of(const Problem& problem, const Block& block) {
+  return {1, [&problem, block](std::size_t) { return policy_of(problem, block); }};
+}
+
+int enough_microbatches(const Problem& problem) {
+  constexpr double kPhases = 4;  // beginning and end, and some more in between
+  constexpr double kMore = 4;
+  constexpr int kMostPerRank = 3;
+  const double whole = *std::max_element(problem.whole.begin(), problem.whole.end());
+  const double under_way = whole > 0 ? problem.limit / whole : HUGE_VAL;
+  const int most = kMostPerRank * problem.ranks;
+  return kPhases * under_way + kMore < most ? static_cast<int>(kPhases * under_way + kMore) : most;
+}
+
+Family extensions_of(const Policy& policy, const Problem& from, const Problem& to) {
   constexpr std::size_t kPoints = 12;
-  for (std::size_t point = 2; point + 1 < kPoints; ++point) {
-    const std::size_t begin = static_cast<std::size_t>(from.microbatches) * point / kPoints;
-    seeds.push_back(extended(policy, from, to, begin));
-  }
+  constexpr std::size_t kFirst = 2;
+  return {kPoints - kFirst - 1, [=, &from, &to](std::size_t i) {
+            const std::size_t begin = static_cast<std::size_t>(from.microbatches) * (kFirst + i) / kPoints;
+            return extended(policy, from, to, begin);
+          }};
 }
 
 }  // namespace stagecraft::detail

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "policy.h"
+#include "search.h"
 #include "stagecraft/sim/simulator.h"
 
 /// Where the search starts.
@@ -11,10 +11,21 @@ namespace stagecraft::detail {
 Policy policy_from(const Problem& problem, const Schedule& schedule, const Simulation& simulation);
 
 /// The policy, kept more or less strictly.
-void add_variants(std::vector<Policy>& seeds, const Problem& problem, const Policy& policy);
+Family variants_of(const Problem& problem, const Policy& policy);
+
+/// Of one. The problem must live as long as it.
+Family family_of(const Problem& problem, const Block& block);
+
+/// At which microbatches follow each other in the middle: with little memory, longer than the work of one.
+double interval_of(const std::array<std::vector<double>, 3>& times, const Problem& problem);
+
+/// So many microbatches show all that any number of them would: beginning, end, and how the middle repeats. It depends
+/// on how many can be under way at once.
+int enough_microbatches(const Problem& problem);
 
 /// Policies for more microbatches: beginning and end as they were, and the middle repeated, from several points on.
 /// Which point is right depends on how many microbatches are under way; the others make poor schedules.
-void add_extended(std::vector<Policy>& seeds, const Policy& policy, const Problem& from, const Problem& to);
+/// Both problems must live as long as the family.
+Family extensions_of(const Policy& policy, const Problem& from, const Problem& to);
 
 }  // namespace stagecraft::detail

@@ -73,7 +73,7 @@ class Bash(CommandCase):
     def test_files(self):
         self.file("a schedule.csv", "")
         for words in [("lower", "a"), ("check", "a"), ("show", "--format", "svg", "a"), ("schedule", "GPipe", "-o", "a"),
-                      ("list", "--output", "a")]:
+                      ("list", "--output", "a"), ("compare", "a"), ("compare", "x.csv", "y.csv", "a")]:
             self.assertEqual(self.complete(*words), ["a schedule.csv"])
 
 
@@ -130,6 +130,7 @@ class Zsh(CommandCase):
             # zsh takes the comma back when a space follows
             "stagecraft lower my.csv --passes send_recv,pl\t": "stagecraft lower my.csv --passes send_recv,place_receives,",
             "stagecraft show m\t": "stagecraft show my.csv",
+            "stagecraft compare my.csv m\t": "stagecraft compare my.csv my.csv",
             "stagecraft completion z\t": "stagecraft completion zsh",
         }
         for setup in ["autoload -Uz compinit; compinit -u -D; source ./_stagecraft",

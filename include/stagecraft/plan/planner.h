@@ -57,7 +57,9 @@ struct NamedOutcome {
 struct PlanResult {
   Schedule schedule;  ///< Compute-only; it verifies.
   Simulation simulation;
-  std::string origin;  ///< "search", "exact", or the name of the known schedule that nothing could beat.
+  /// "search", "exact", the name of the known schedule that nothing could beat, or "one at a time" where only one
+  /// microbatch at a time leaves messages room to wait.
+  std::string origin;
   /// No schedule with this placement and limit has a smaller span; the bubble that this means.
   double lower_bound_span = 0;
   double lower_bound_bubble = 0;
@@ -77,7 +79,7 @@ struct PlanResult {
 class InfeasibleLimit : public InvalidArgument {
  public:
   InfeasibleLimit(const std::string& message, double smallest) : InvalidArgument(message), smallest_(smallest) {}
-  /// The smallest limit for which there is a schedule.
+  /// The smallest limit for which there is a schedule; where waiting messages count, the smallest that was found.
   [[nodiscard]] double smallest() const { return smallest_; }
 
  private:
@@ -88,6 +90,7 @@ class InfeasibleLimit : public InvalidArgument {
 PlanResult plan(const PlanRequest& request);
 
 /// The smallest limit for which there is a schedule: one microbatch at a time, in all stages of the fullest rank.
+/// Messages that wait come on top.
 double smallest_memory_limit(const Costs& costs, const Placement& placement);
 
 /// A lower bound of the span, the largest of any rank: no schedule is shorter. `memory_limit` 0 means none.

@@ -115,7 +115,7 @@ TEST(Planner, StopsWhenAskedWithTheBestSoFar) {
 }
 
 TEST(Planner, ReportsProgress) {
-  PlanRequest r = request(4, 40, PlacementChoice::kLinear, 5);
+  PlanRequest r = request(4, 40, PlacementChoice::kV, 5);
   double last = 0;
   int calls = 0;
   r.progress = [&](const PlanProgress& progress) {
@@ -137,6 +137,55 @@ TEST(Planner, AnImpossibleLimitNamesTheSmallestThatIsPossible) {
     r.memory_limit = error.smallest();
   }
   EXPECT_LE(plan(r).simulation.peak_memory(), r.memory_limit + 1e-6);
+}
+
+TEST(Planner, WaitingMessagesCountTowardsTheLimit) {
+  for (const auto placement : {PlacementChoice::kLinear, PlacementChoice::kV}) {
+    for (const double buffer : {0.3, 1.0}) {
+      for (const double limit : {3.1, 5.0, 8.0}) {
+        PlanRequest r = request(4, 10, placement, limit, 0.02);
+        r.costs.stages[0].buffer_memory = buffer;
+        const PlanResult result = plan(r);
+        EXPECT_LE(result.simulation.peak_memory(), limit + 1e-6) << buffer << " " << limit;
+        EXPECT_TRUE(verify(result.schedule).ok());
+      }
+    }
+  }
+}
+
+TEST(Planner, ALimitThatMessagesMakeImpossibleNamesTheSmallestFound) {
+  PlanRequest r = request(4, 8, PlacementChoice::kV, 2);
+  r.costs.stages[0].buffer_memory = 0.5;
+  EXPECT_THAT(message_of([&] { plan(r); }), AllOf(HasSubstr("messages that wait included"), HasSubstr("2.5")));
+  r.memory_limit = 2.5;
+  EXPECT_LE(plan(r).simulation.peak_memory(), 2.5 + 1e-6);
+}
+
+TEST(Planner, TheSearchSeesWhatTheSimulatorSees) {
+  PlanRequest r = request(4, 12, PlacementChoice::kV, 8, 0.02);
+  r.costs.stages[0].forward_bytes = 3;
+  r.costs.stages[0].backward_bytes = 4;
+  r.costs.link.bandwidth = 2;
+  for (const bool overlap : {true, false}) {
+    r.costs.overlap_communication = overlap;
+    double searched = 0;
+    r.progress = [&](const PlanProgress& progress) { searched = progress.span; };
+    const PlanResult result = plan(r);
+    EXPECT_LE(result.simulation.span, searched * (1 + 1e-9)) << "links are busier than the search knew";
+    for (const NamedOutcome& named : result.named) {
+      if (named.fits) {
+        EXPECT_LE(result.simulation.span, named.simulation.span * (1 + 1e-12)) << named.name;
+      }
+    }
+  }
+}
+
+TEST(Planner, TheTimeBudgetBoundsTheLargestPlans) {
+  PlanRequest r = request(64, 512, PlacementChoice::kV, 128, 1);
+  r.time_budget = 3;
+  const PlanResult result = plan(r);
+  EXPECT_FALSE(result.finished);
+  EXPECT_LT(result.seconds, 8);  // generous: the machine may be busy
 }
 
 TEST(Planner, RefusesWhatCannotBe) {

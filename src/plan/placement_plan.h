@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+
+#include "search.h"
+#include "stagecraft/plan/planner.h"
+
+namespace stagecraft::detail {
+
+/// The planning of one placement: known schedules, search, polish. Every schedule counts with the times and the memory
+/// that the simulator gives it.
+class PlacementPlan {
+ public:
+  /// `seconds` tells the time since planning began; at `budget` the best so far must do. Keeps references.
+  PlacementPlan(const PlanRequest& request, const Placement& placement, const std::function<double()>& seconds,
+                double budget);
+
+  /// Throws InfeasibleLimit when nothing was found that keeps the limit.
+  PlanResult run();
+
+ private:
+  [[nodiscard]] bool cancelled() const;
+  [[nodiscard]] bool fits(const Simulation& simulation) const;
+  [[nodiscard]] bool counts_messages() const;
+
+  void plan_around_messages();
+  double plan_within(double limit, double effort, double begin, double end);
+  std::vector<Family> starting_points(const Problem& problem) const;
+  void continue_fewer(std::vector<Family>& families, const Problem& fewer, const Problem& problem, double effort);
+  SearchResult race(const Problem& problem, const std::vector<Family>& families, double effort, std::uint64_t number);
+  double polished(const Problem& problem, const std::vector<Candidate>& candidates, double effort);
+
+  void add_named();
+  void take_best_named();
+  double consider(Schedule schedule, const std::string& origin);
+  void solve_exactly_too();
+  [[noreturn]] void refuse() const;
+
+  const PlanRequest& request_;
+  const Placement& placement_;
+  const std::function<double()>& seconds_;
+  double budget_;
+  double deadline_;  // of the part of the search that runs
+  double bound_ = 0;
+  double mean_work_ = 0;
+  double part_done_ = 0;  // of all searches
+  double part_per_effort_ = 1;
+  double least_peak_;  // of all schedules considered
+  PlanResult result_;
+};
+
+}  // namespace stagecraft::detail
