@@ -38,6 +38,8 @@ std::unique_ptr<Command> make_costs_command(CLI::App& program);
 std::unique_ptr<Command> make_simulate_command(CLI::App& program);
 std::unique_ptr<Command> make_compare_command(CLI::App& program);
 std::unique_ptr<Command> make_plan_command(CLI::App& program);
+std::unique_ptr<Command> make_model_command(CLI::App& program);
+std::unique_ptr<Command> make_split_command(CLI::App& program);
 std::unique_ptr<Command> make_completion_command(CLI::App& program);
 
 }  // namespace stagecraft::cli

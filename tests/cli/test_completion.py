@@ -11,7 +11,8 @@ import unittest
 
 from command_case import OK, TIMEOUT, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "model", "split",
+            "completion"]
 
 
 class Bash(CommandCase):
@@ -37,7 +38,7 @@ class Bash(CommandCase):
 
     def test_commands_and_options_of_the_program(self):
         self.assertEqual([word for word in self.complete("") if not word.startswith("-")], COMMANDS)
-        self.assertEqual(self.complete("s"), ["schedule", "show", "simulate"])
+        self.assertEqual(self.complete("s"), ["schedule", "show", "simulate", "split"])
         self.assertEqual(self.complete("--v"), ["--version"])
 
     def test_options_are_those_of_the_help(self):

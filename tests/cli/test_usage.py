@@ -5,7 +5,8 @@ import unittest
 
 from command_case import UNUSABLE, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "simulate", "compare", "plan", "model", "split",
+            "completion"]
 
 
 class Usage(CommandCase):
