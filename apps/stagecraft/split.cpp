@@ -49,8 +49,7 @@ class SplitCommand : public Command {
             },
             "Cut before MODULE, or after it with :end; once per cut")
         ->type_name("MODULE[:end]")
-        ->allow_extra_args(false)
-        ->expected(1);
+        ->allow_extra_args(false);  // a file may follow
     parser_->add_flag("--marked", marked_, "Cut where the model calls pipe_split(), or changes its stage annotation");
     parser_
         ->add_option("--costs", costs_,

@@ -95,7 +95,8 @@ class ProgramReader {
         refuse("it has no model '" + wanted + "', only " + list);
       model_ = wanted;
     } else {
-      if (names.size() != 1) refuse("it must hold one model, or one must be named; it has " + list);
+      if (names.empty()) refuse("it holds no model: save one with torch.export.save");
+      if (names.size() > 1) refuse("it holds the models " + list + ": name the one to take");
       model_ = names.front();
     }
   }

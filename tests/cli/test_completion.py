@@ -62,6 +62,8 @@ class Bash(CommandCase):
         self.assertEqual(self.complete("show", "--colour", "n"), ["never"])
         self.assertEqual(self.complete("completion", ""), ["bash", "zsh"])
         self.assertEqual(self.complete("schedule", "GPipe", "--ranks", ""), [])
+        self.assertEqual(self.complete("split", "x.pt2", "--format", ""), ["table", "json", "none"])
+        self.assertEqual(self.complete("split", "x.pt2", "--at", ""), [])
 
     def test_value_after_an_equals_sign(self):
         self.assertEqual(self.complete("show", "x.csv", "--format", "=", "sv"), ["svg"])
@@ -74,7 +76,8 @@ class Bash(CommandCase):
     def test_files(self):
         self.file("a schedule.csv", "")
         for words in [("lower", "a"), ("check", "a"), ("show", "--format", "svg", "a"), ("schedule", "GPipe", "-o", "a"),
-                      ("list", "--output", "a")]:
+                      ("list", "--output", "a"), ("model", "a"), ("split", "--stages", "2", "a"),
+                      ("split", "a.pt2", "--costs", "a")]:
             self.assertEqual(self.complete(*words), ["a schedule.csv"])
 
 
