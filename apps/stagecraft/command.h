@@ -43,6 +43,8 @@ std::unique_ptr<Command> make_train_command(CLI::App& program);
 /// `stagecraft train` is a program of its own, which alone loads LibTorch: this process becomes it. Throws Failure when
 /// it is not there.
 void hand_over_to_trainer(char** arguments);
+std::unique_ptr<Command> make_model_command(CLI::App& program);
+std::unique_ptr<Command> make_split_command(CLI::App& program);
 std::unique_ptr<Command> make_completion_command(CLI::App& program);
 
 }  // namespace stagecraft::cli

@@ -49,8 +49,8 @@ Failure failure_in_flight(const std::string& subject) {
     return split_lines(kRefused, located(subject, error.rank(), error.step(), error.what()));
   } catch (const InternalError& error) {
     return bug(subject, error.what());
-  } catch (const FileError& error) {  // knows its path
-    return split_lines(kUnusable, error.what());
+  } catch (const FileError& error) {  // one line, whatever stands in the file, and it begins with the path
+    return {kUnusable, error.what()};
   } catch (const Error& error) {  // InvalidArgument, ParseError: their messages already hold the place
     return split_lines(kUnusable, with_subject(subject, error.what()));
   } catch (const std::bad_alloc&) {
@@ -96,7 +96,7 @@ int report_exception(const std::string& subject) noexcept {
     print_error(failure.what(), failure.details());
     return failure.code();
   } catch (const std::bad_alloc&) {
-    write_all("stagecraft: not enough memory for this schedule: use fewer ranks, stages or microbatches\n");
+    write_all("stagecraft: not enough memory: use fewer ranks, stages or microbatches, or a smaller model\n");
     return kUnusable;
   } catch (...) {
     print_error(kPleaseReport);

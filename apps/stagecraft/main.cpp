@@ -11,9 +11,10 @@ namespace {
 
 std::vector<std::unique_ptr<Command>> make_commands(CLI::App& program) {
   std::vector<std::unique_ptr<Command>> commands;
-  for (auto* make : {make_list_command, make_schedule_command, make_lower_command, make_check_command,
-                     make_show_command, make_costs_command, make_profile_command, make_simulate_command,
-                     make_compare_command, make_plan_command, make_train_command, make_completion_command}) {
+  for (auto* make :
+       {make_list_command, make_schedule_command, make_lower_command, make_check_command, make_show_command,
+        make_costs_command, make_profile_command, make_simulate_command, make_compare_command, make_plan_command,
+        make_model_command, make_split_command, make_train_command, make_completion_command}) {
     commands.push_back(make(program));
   }
   return commands;
@@ -25,7 +26,8 @@ void write_text(const std::string& text) {
 
 int run(int argc, char** argv) {
   CLI::App program(
-      "Pipeline-parallel schedules as data: make them, lower them, prove them safe, draw them, time them, plan them.",
+      "Pipeline-parallel schedules as data: make them, lower them, prove them safe, draw them, time them, plan them.\n"
+      "Exported models: look into them, cut them into stages.",
       "stagecraft");
   const std::vector<std::unique_ptr<Command>> commands = make_commands(program);
   describe(program);

@@ -1,5 +1,6 @@
 #include "printable.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace stagecraft::cli {
@@ -47,6 +48,17 @@ std::string printable(std::string_view text) {
       }
     }
     i += character.size();
+  }
+  return out;
+}
+
+std::string printable_lines(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    out += printable(text.substr(0, end));
+    if (end < text.size()) out += '\n';
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
   return out;
 }

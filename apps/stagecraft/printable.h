@@ -9,4 +9,7 @@ namespace stagecraft::cli {
 /// become \xNN. File names and arguments hold anything; a terminal and a parser do not take anything.
 std::string printable(std::string_view text);
 
+/// The same for text of several lines, whose ends stay.
+std::string printable_lines(std::string_view text);
+
 }  // namespace stagecraft::cli

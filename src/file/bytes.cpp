@@ -24,7 +24,9 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 class OpenFile : public ByteSource {
  public:
-  explicit OpenFile(const std::string& path) : ByteSource(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  // Not blocking: a FIFO that nobody writes to is to be refused, not waited for.
+  explicit OpenFile(const std::string& path)
+      : ByteSource(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (fd_ < 0) throw FileError(path.empty() ? "''" : path, "cannot read it: " + reason(errno) + ": check the path");
     struct stat status {};
     if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {

@@ -48,17 +48,29 @@ Analysis::Analysis(const Program& program)
 
 void Analysis::find_changed(const Program& program, const std::vector<Effects>& effects) {
   Groups groups(program.values.size());
+  const auto is_tensor = [&](ValueId value) { return program.values[static_cast<std::size_t>(value)].is_tensor(); };
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    for (const ValueId made : program.nodes[i].makes()) {
-      for (const ValueId shared : effects[i].shares) groups.join(made, shared);
-    }
+    // With one of them, the others share through it.
+    int first = -1;
+    const auto join = [&](ValueId value) {
+      if (!is_tensor(value)) return;
+      if (first >= 0) groups.join(value, first);
+      first = value;
+    };
+    if (effects[i].shares.empty()) continue;
+    for (const ValueId value : program.nodes[i].makes()) join(value);
+    if (first < 0) continue;
+    for (const ValueId shared : effects[i].shares) join(shared);
   }
   std::map<int, Changed> by_root;
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    for (const ValueId value : effects[i].changes) by_root[groups.find(value)].nodes.push_back(static_cast<int>(i));
+    for (const ValueId value : effects[i].changes) {
+      if (is_tensor(value)) by_root[groups.find(value)].nodes.push_back(static_cast<int>(i));
+    }
   }
-  for (const Update& update : program.updates) {
-    by_root[groups.find(program.inputs[static_cast<std::size_t>(update.input)].value)];
+  for (std::size_t u = 0; u < program.updates.size(); ++u) {
+    const Input& buffer = program.inputs[static_cast<std::size_t>(program.updates[u].input)];
+    by_root[groups.find(buffer.value)].updates.push_back(static_cast<int>(u));
   }
   for (std::size_t v = 0; v < program.values.size(); ++v) {
     const auto found = by_root.find(groups.find(static_cast<int>(v)));
@@ -80,8 +92,11 @@ void Analysis::find_origins(const Program& program, const std::vector<Effects>& 
     const Node& node = program.nodes[i];
     const std::vector<ValueId> made = node.makes();
     bool from_data = made.empty() || effects[i].random || !effects[i].changes.empty();
-    if (!reads_size(node)) {
-      for (const ValueId used : node.uses()) from_data |= origin(used) == Origin::kData;
+    const std::vector<ValueId> used = node.uses();
+    const bool reads_one =
+        reads_size(node) && used.size() == 1 && program.values[static_cast<std::size_t>(used.front())].is_tensor();
+    if (!reads_one) {
+      for (const ValueId value : used) from_data |= origin(value) == Origin::kData;
     }
     for (const ValueId value : made) {
       from_data |= is_changed_[static_cast<std::size_t>(value)];

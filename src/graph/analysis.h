@@ -25,10 +25,11 @@ class Analysis {
   /// A node that belongs to exactly one stage. Others are made again wherever they are needed.
   [[nodiscard]] bool is_owned(int node) const { return owned_[static_cast<std::size_t>(node)]; }
 
-  /// Values that may share memory, of which one is changed in place, and the nodes that change it.
+  /// Tensors that may share memory, of which one is changed in place, and what changes it.
   struct Changed {
     std::vector<ValueId> values;
     std::vector<int> nodes;
+    std::vector<int> updates;  // in Program::updates
   };
   [[nodiscard]] const std::vector<Changed>& changed() const { return changed_; }
   /// By value.

@@ -1,11 +1,10 @@
 #include "stagecraft/graph/cut.h"
 
 #include <algorithm>
-#include <limits>
-#include <set>
 
 #include "cutter.h"
 #include "stagecraft/core/error.h"
+#include "sweep.h"
 
 namespace stagecraft::graph {
 namespace {
@@ -48,40 +47,6 @@ std::string text(const ModuleCut& cut) {
 int owned_from(const Program& program, const Analysis& analysis, int place) {
   while (place < static_cast<int>(program.nodes.size()) && !analysis.is_owned(place)) ++place;
   return place;
-}
-
-struct Division {
-  double cost = 0;
-  std::vector<int> ends;  // of all stages but the last, ascending
-};
-
-/// The cheapest way to divide positions 0 .. count - 1 into stages that end at ascending ones, the last at `count`.
-/// `add(so_far, from, to)` is the cost with one more stage.
-template <typename Add>
-Division divide(int stages, int count, const Add& add) {
-  struct Best {
-    double cost = std::numeric_limits<double>::infinity();
-    int before = -1;
-  };
-  const auto width = static_cast<std::size_t>(count) + 1;
-  std::vector<std::vector<Best>> best(static_cast<std::size_t>(stages), std::vector<Best>(width));
-  for (int to = 0; to <= count; ++to) best[0][static_cast<std::size_t>(to)].cost = add(0, -1, to);
-  for (std::size_t s = 1; s < best.size(); ++s) {
-    for (int to = static_cast<int>(s); to <= count; ++to) {
-      Best& own = best[s][static_cast<std::size_t>(to)];
-      for (int from = static_cast<int>(s) - 1; from < to; ++from) {
-        const double cost = add(best[s - 1][static_cast<std::size_t>(from)].cost, from, to);
-        if (own.before < 0 || cost < own.cost) own = {cost, from};
-      }
-    }
-  }
-  Division division{best.back().back().cost, {}};
-  for (int s = stages - 1, to = count; s > 0; --s) {
-    to = best[static_cast<std::size_t>(s)][static_cast<std::size_t>(to)].before;
-    division.ends.push_back(to);
-  }
-  std::reverse(division.ends.begin(), division.ends.end());
-  return division;
 }
 
 }  // namespace
@@ -152,72 +117,26 @@ std::vector<int> marked_places(const Program& program) {
 
 std::vector<LegalCut> legal_module_cuts(const Program& program) {
   const Analysis analysis(program);
-  std::vector<LegalCut> cuts;
-  std::set<int> seen;
-  for (std::size_t m = 1; m < program.modules.size(); ++m) {
-    const int first = extent(program, analysis, static_cast<int>(m)).first;
-    if (first < 0 || !seen.insert(first).second) continue;
-    try {
-      Cutter cutter(program, analysis, {first});
-      const CutProgram halves = cutter.run();
-      cuts.push_back({first, program.modules[m].path, cutter.bytes_sent(halves)});
-    } catch (const InvalidArgument&) {
-      continue;
-    }
-  }
-  std::sort(cuts.begin(), cuts.end(), [](const LegalCut& a, const LegalCut& b) { return a.place < b.place; });
-  return cuts;
-}
-
-std::vector<int> balanced_places(const Program& program, int stages, const std::vector<double>& work) {
-  if (stages < 1) throw InvalidArgument("a model is cut into at least 1 stage, not " + std::to_string(stages));
-  if (!work.empty() && work.size() != program.nodes.size()) {
-    throw InvalidArgument("work is given for " + std::to_string(work.size()) + " nodes, but there are " +
-                          std::to_string(program.nodes.size()));
-  }
-  if (stages == 1) return {};
-  const Analysis analysis(program);
-
-  // Candidates: before every owned node where a cut in two is legal, and what crosses there.
-  std::vector<int> places;
-  std::vector<std::int64_t> sent;
-  for (int node = 1; node < static_cast<int>(program.nodes.size()); ++node) {
-    if (!analysis.is_owned(node)) continue;
-    try {
-      Cutter cutter(program, analysis, {node});
-      sent.push_back(cutter.bytes_sent(cutter.run()));
-      places.push_back(node);
-    } catch (const InvalidArgument&) {
-      continue;
-    }
-  }
-  const auto count = static_cast<int>(places.size());
-  if (count < stages - 1) {
-    throw InvalidArgument("the model can be cut in " + std::to_string(count) + " places, too few for " +
-                          std::to_string(stages) + " stages: ask for fewer");
-  }
-  std::vector<double> before(program.nodes.size() + 1, 0);  // work of the nodes before a place
+  // The outermost module that begins at a node; modules come before those inside them.
+  std::vector<int> beginning(program.nodes.size(), -1);
+  std::vector<bool> begun(program.modules.size(), false);
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    before[i + 1] = before[i] + (work.empty() ? work_of(program, program.nodes[i]) : work[i]);
+    if (!analysis.is_owned(static_cast<int>(i))) continue;
+    for (int m = program.nodes[i].module; m > 0 && !begun[static_cast<std::size_t>(m)];
+         m = program.modules[static_cast<std::size_t>(m)].parent) {
+      begun[static_cast<std::size_t>(m)] = true;
+      beginning[i] = m;
+    }
   }
-  const auto work_between = [&](int from, int to) {  // positions in `places`; -1 and `count` are the ends
-    const int begin = from < 0 ? 0 : places[static_cast<std::size_t>(from)];
-    const int end = to == count ? static_cast<int>(program.nodes.size()) : places[static_cast<std::size_t>(to)];
-    return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)];
-  };
-
-  // First the least possible size of the largest stage; then, with stages hardly larger than that, the least to send.
-  constexpr double kTolerance = 1.1;
-  const Division smallest =
-      divide(stages, count, [&](double so_far, int from, int to) { return std::max(so_far, work_between(from, to)); });
-  const double limit = kTolerance * smallest.cost;
-  const Division chosen = divide(stages, count, [&](double so_far, int from, int to) {
-    if (work_between(from, to) > limit) return std::numeric_limits<double>::infinity();
-    return so_far + (to == count ? 0 : static_cast<double>(sent[static_cast<std::size_t>(to)]));
-  });
-  std::vector<int> result;
-  for (const int c : chosen.ends) result.push_back(places[static_cast<std::size_t>(c)]);
-  return result;
+  std::vector<LegalCut> cuts;
+  const Sweep sweep(program, analysis);
+  for (const Sweep::Place& place : sweep.places()) {
+    const int module = beginning[static_cast<std::size_t>(place.node)];
+    if (module > 0) {
+      cuts.push_back({place.node, program.modules[static_cast<std::size_t>(module)].path, place.bytes});
+    }
+  }
+  return cuts;
 }
 
 }  // namespace stagecraft::graph

@@ -70,12 +70,25 @@ void Cutter::place_nodes() {
 }
 
 int Cutter::home(ValueId value) const {
-  const int maker = analysis_.maker(value);
+  int maker = analysis_.maker(value);
+  while (maker >= 0 && !analysis_.is_owned(maker) && reads_size(program_.nodes[static_cast<std::size_t>(maker)])) {
+    const std::vector<ValueId> used = program_.nodes[static_cast<std::size_t>(maker)].uses();
+    if (used.empty()) break;
+    maker = analysis_.maker(used.front());
+  }
   return maker < 0 ? 0 : stage_of(maker);
 }
 
 void Cutter::need(int stage, ValueId value) {
-  if (value == kNoValue) return;
+  std::vector<ValueId> open{value};
+  while (!open.empty()) {
+    const ValueId next = open.back();
+    open.pop_back();
+    if (next != kNoValue) need_one(stage, next, open);
+  }
+}
+
+void Cutter::need_one(int stage, ValueId value, std::vector<ValueId>& open) {
   const int maker = analysis_.maker(value);
   Needs& own = needs(stage);
   if (maker < 0) {
@@ -88,12 +101,13 @@ void Cutter::need(int stage, ValueId value) {
     return;
   }
   if (analysis_.origin(value) == Analysis::Origin::kSize) {
-    own.numbers.insert(value);
+    if (own.numbers.insert(value).second) own.open_numbers.push_back(value);
     return;
   }
   if (!analysis_.is_owned(maker)) {
     if (!own.nodes.insert(maker).second) return;
-    for (const ValueId used : program_.nodes[static_cast<std::size_t>(maker)].uses()) need(stage, used);
+    const std::vector<ValueId> used = program_.nodes[static_cast<std::size_t>(maker)].uses();
+    open.insert(open.end(), used.begin(), used.end());
     return;
   }
   if (stage_of(maker) < stage) own.received.insert(value);
@@ -106,12 +120,7 @@ void Cutter::close_over_tensors() {
       for (const ValueId used : program_.nodes[static_cast<std::size_t>(node)].uses()) need(stage, used);
     }
   }
-  for (const Argument& output : program_.outputs) {
-    if (const auto* use = std::get_if<Use>(&output)) need(stages_ - 1, use->value);
-    if (const auto* uses = std::get_if<Uses>(&output)) {
-      for (const Use& use : *uses) need(stages_ - 1, use.value);
-    }
-  }
+  for (const ValueId value : program_.output_values()) need(stages_ - 1, value);
   for (const Update& update : program_.updates) {
     const int stage = home(update.value);
     need(stage, update.value);
@@ -119,11 +128,15 @@ void Cutter::close_over_tensors() {
   }
 }
 
-/// Later stages first, since they may ask an earlier one to send a number.
+/// Later stages first, since they may ask an earlier one for a number.
 void Cutter::find_numbers() {
   for (int stage = stages_ - 1; stage >= 0; --stage) {
-    const std::vector<ValueId> wanted(needs(stage).numbers.begin(), needs(stage).numbers.end());
-    for (const ValueId number : wanted) need_number(stage, number);
+    std::vector<ValueId>& open = needs(stage).open_numbers;
+    while (!open.empty()) {
+      const ValueId number = open.back();
+      open.pop_back();
+      find_number(stage, number);
+    }
   }
 }
 
@@ -132,7 +145,7 @@ bool Cutter::has_tensor(int stage, ValueId tensor) const {
   const int maker = analysis_.maker(tensor);
   if (maker >= 0) return needs(stage).nodes.contains(maker) || !analysis_.is_owned(maker);
   const int input = analysis_.input(tensor);
-  return stage == 0 || (input >= 0 && needs(stage).loaded.contains(input));
+  return stage == 0 || (input >= 0 && program_.inputs[static_cast<std::size_t>(input)].is_loaded());
 }
 
 bool Cutter::read_off(int stage, ValueId number) {
@@ -149,30 +162,23 @@ bool Cutter::read_off(int stage, ValueId number) {
   return false;
 }
 
-void Cutter::need_number(int stage, ValueId number) {
+void Cutter::find_number(int stage, ValueId number) {
   Needs& own = needs(stage);
   const int maker = analysis_.maker(number);
-  if (own.sizes.contains(number) || own.received.contains(number)) return;
-  if (maker < 0 || analysis_.origin(number) != Analysis::Origin::kSize) {
-    need(stage, number);
-    return;
-  }
   if (own.nodes.contains(maker)) return;
   const Node& node = program_.nodes[static_cast<std::size_t>(maker)];
   const std::vector<ValueId> used = node.uses();
-  if (reads_size(node)) {
-    const bool here = std::all_of(used.begin(), used.end(), [&](ValueId tensor) { return has_tensor(stage, tensor); });
-    if (here) {
-      own.nodes.insert(maker);
-      for (const ValueId tensor : used) need(stage, tensor);
-    } else if (!read_off(stage, number)) {
-      own.received.insert(number);
-    }
+  const bool reads = reads_size(node);
+  const bool computable =
+      !reads || std::all_of(used.begin(), used.end(), [&](ValueId tensor) { return has_tensor(stage, tensor); });
+  if (!(reads && computable) && read_off(stage, number)) return;
+  if (computable) {
+    own.nodes.insert(maker);
+    for (const ValueId other : used) need(stage, other);
     return;
   }
-  if (read_off(stage, number)) return;
-  own.nodes.insert(maker);
-  for (const ValueId other : used) need_number(stage, other);
+  own.received.insert(number);
+  need(home(number), number);
 }
 
 void Cutter::attach_updates() {
@@ -228,48 +234,48 @@ void Cutter::check_connected() const {
 /// A message is a copy. So memory that several values share must not be changed on one side of a cut and read on the
 /// other.
 void Cutter::check_sharing() {
-  for (const Analysis::Changed& group : analysis_.changed()) {
-    std::set<int> changing;
-    for (const int node : group.nodes) changing.insert(stage_of(node));
-    for (const Update& update : program_.updates) {
-      const ValueId buffer = program_.inputs[static_cast<std::size_t>(update.input)].value;
-      if (std::find(group.values.begin(), group.values.end(), buffer) != group.values.end()) {
-        changing.insert(home(update.value));
-      }
-    }
-    const std::string change =
-        group.nodes.empty() ? "an update of '" + info(group.values.front()).name + "'" : describe(group.nodes.front());
-    if (changing.size() > 1) {
-      throw InvalidArgument("a cut between " + change + " and " + describe(group.nodes.back()) +
-                            " would separate two changes of the same memory: cut elsewhere");
-    }
-    const int stage = *changing.begin();
-    for (const ValueId value : group.values) {
-      const int input = analysis_.input(value);
-      const bool loaded = input >= 0 && program_.inputs[static_cast<std::size_t>(input)].is_loaded();
-      for (int other = 0; other < stages_; ++other) {
-        const bool wrong = loaded ? other != stage && needs(other).loaded.contains(input)
-                                  : other > stage && needs(other).received.contains(value) && home(value) < stage;
-        if (!wrong) continue;
-        throw InvalidArgument("stage " + std::to_string(other) + " would use " + describe_value(value) +
-                              " without the change that " + change + " of stage " + std::to_string(stage) +
-                              " makes to it: cut elsewhere");
-      }
-    }
-    std::vector<ValueId> received;
-    for (const ValueId value : group.values) {
-      const bool is_user_input = stage == 0 && analysis_.maker(value) < 0 && analysis_.input(value) >= 0 &&
-                                 !program_.inputs[static_cast<std::size_t>(analysis_.input(value))].is_loaded();
-      if (needs(stage).received.contains(value) || is_user_input) received.push_back(value);
-    }
-    if (received.size() > 1 && stage > 0) {
-      throw InvalidArgument(describe_value(received[0]) + " and " + describe_value(received[1]) +
-                            " may share memory that " + change + " changes, but stage " + std::to_string(stage) +
-                            " would receive copies of both: cut elsewhere");
-    }
-    std::vector<ValueId>& copies = copies_[static_cast<std::size_t>(stage)];
-    copies.insert(copies.end(), received.begin(), received.end());
+  for (const Analysis::Changed& group : analysis_.changed()) check_sharing(group);
+}
+
+void Cutter::check_sharing(const Analysis::Changed& group) {
+  std::map<int, std::string> changing;  // what changes it, by stage
+  for (const int node : group.nodes) changing.emplace(stage_of(node), describe(node));
+  for (const int update : group.updates) {
+    const Update& own = program_.updates[static_cast<std::size_t>(update)];
+    changing.emplace(home(own.value),
+                     "the update of '" + program_.inputs[static_cast<std::size_t>(own.input)].name + "'");
   }
+  if (changing.size() > 1) {
+    throw InvalidArgument("a cut between " + changing.begin()->second + " and " + changing.rbegin()->second +
+                          " would separate two changes of the same memory: cut elsewhere");
+  }
+  const std::string& change = changing.begin()->second;
+  const int stage = changing.begin()->first;
+  for (const ValueId value : group.values) {
+    const int input = analysis_.input(value);
+    const bool loaded = input >= 0 && program_.inputs[static_cast<std::size_t>(input)].is_loaded();
+    for (int other = 0; other < stages_; ++other) {
+      const bool wrong = loaded ? other != stage && needs(other).loaded.contains(input)
+                                : other > stage && needs(other).received.contains(value) && home(value) < stage;
+      if (!wrong) continue;
+      throw InvalidArgument("stage " + std::to_string(other) + " would use " + describe_value(value) +
+                            " without the change that " + change + " of stage " + std::to_string(stage) +
+                            " makes to it: cut elsewhere");
+    }
+  }
+  std::vector<ValueId> received;
+  for (const ValueId value : group.values) {
+    const bool is_user_input = stage == 0 && analysis_.maker(value) < 0 && analysis_.input(value) >= 0 &&
+                               !program_.inputs[static_cast<std::size_t>(analysis_.input(value))].is_loaded();
+    if (needs(stage).received.contains(value) || is_user_input) received.push_back(value);
+  }
+  if (received.size() > 1 && stage > 0) {
+    throw InvalidArgument(describe_value(received[0]) + " and " + describe_value(received[1]) +
+                          " may share memory that " + change + " changes, but stage " + std::to_string(stage) +
+                          " would receive copies of both: cut elsewhere");
+  }
+  std::vector<ValueId>& copies = copies_[static_cast<std::size_t>(stage)];
+  copies.insert(copies.end(), received.begin(), received.end());
 }
 
 CutProgram Cutter::assemble() {
@@ -311,18 +317,6 @@ CutProgram Cutter::assemble() {
     if (stages.size() > 1) result.ties.push_back({input, std::move(stages)});
   }
   return result;
-}
-
-std::int64_t Cutter::bytes_sent(const CutProgram& result) const {
-  std::int64_t total = 0;
-  for (int boundary = 0; boundary + 1 < stages_; ++boundary) {
-    std::set<ValueId> crossing;
-    for (const CutEdge& edge : result.edges) {
-      if (edge.from <= boundary && edge.to > boundary) crossing.insert(edge.value);
-    }
-    for (const ValueId value : crossing) total += info(value).is_tensor() ? info(value).tensor.bytes() : 8;
-  }
-  return total;
 }
 
 }  // namespace stagecraft::graph

@@ -15,8 +15,6 @@ class Cutter {
 
   /// Throws InvalidArgument as `cut` does.
   CutProgram run();
-  /// Bytes that go from stage to stage, each value once per boundary; after `run`.
-  [[nodiscard]] std::int64_t bytes_sent(const CutProgram& result) const;
 
  private:
   struct Needs {
@@ -24,6 +22,7 @@ class Cutter {
     std::set<ValueId> received;
     std::set<int> loaded;
     std::set<ValueId> numbers;
+    std::vector<ValueId> open_numbers;  // of these, the ones not looked at yet
     std::map<ValueId, SizeOf> sizes;
   };
 
@@ -31,17 +30,20 @@ class Cutter {
   void place_nodes();
   void close_over_tensors();
   void need(int stage, ValueId value);
+  void need_one(int stage, ValueId value, std::vector<ValueId>& open);
   void find_numbers();
-  void need_number(int stage, ValueId number);
+  void find_number(int stage, ValueId number);
   bool read_off(int stage, ValueId number);
   [[nodiscard]] bool has_tensor(int stage, ValueId tensor) const;
   void attach_updates();
   void attach_unused();
   void check_connected() const;
   void check_sharing();
+  void check_sharing(const Analysis::Changed& group);
   CutProgram assemble();
 
-  /// The stage where a value is first there: that of the node that makes it, 0 for user inputs.
+  /// The stage where a value is first there: that of the node that makes it, 0 for user inputs. A size is there with
+  /// its tensor, wherever the node stands that reads it.
   [[nodiscard]] int home(ValueId value) const;
   [[nodiscard]] int stage_of(int node) const { return stage_of_node_[static_cast<std::size_t>(node)]; }
   [[nodiscard]] Needs& needs(int stage) { return needs_[static_cast<std::size_t>(stage)]; }

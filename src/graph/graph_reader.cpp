@@ -7,7 +7,7 @@ namespace stagecraft::graph {
 namespace {
 
 constexpr int kDeepestRegion = 16;
-constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 
 ElementType element_type(const Cursor& cursor) {
   const std::int64_t number = cursor.integer();
@@ -91,7 +91,6 @@ TensorType GraphReader::tensor_type(const Cursor& cursor) {
 }
 
 Use GraphReader::use(const std::string& name, const Cursor& where, const Scope& scope) const {
-  if (name.empty()) return {};
   const auto found = scope.find(name);
   if (found == scope.end()) where.refuse("uses the value '" + name + "', which nothing before it makes");
   return {found->second};
@@ -213,8 +212,8 @@ void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& sc
       read_region(cursor, scope, context, depth);
       return;
     }
-    faults_.push_back(cursor.path() + ": the higher-order operator '" + target.substr(kHigherOrder.size()) +
-                      "' is not supported: write the model without it");
+    faults_.push_back("node " + std::to_string(program_.nodes.size()) + ": the higher-order operator '" +
+                      target.substr(kHigherOrder.size()) + "' is not supported: write the model without it");
   }
   Node node;
   node.target = operator_name(target);
@@ -225,12 +224,25 @@ void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& sc
     program_.marks.push_back(static_cast<int>(program_.nodes.size()));
     return;
   }
-  if (target.starts_with(kHigherOrder)) return;
   // It repeats what the export has checked, for the device it ran on.
   if (node.target == "aten::_assert_tensor_metadata") return;
-  cursor["inputs"].each([&](const Cursor& given) {
-    node.arguments.push_back({given["name"].text(), argument(given["arg"], scope)});
-  });
+  // After a fault its results are still declared, so that the other nodes can be looked at too.
+  if (!target.starts_with(kHigherOrder)) read_arguments(cursor, node, scope);
+  read_results(cursor, graph, node, scope);
+  program_.nodes.push_back(std::move(node));
+}
+
+void GraphReader::read_arguments(const Cursor& cursor, Node& node, const Scope& scope) {
+  try {
+    cursor["inputs"].each([&](const Cursor& given) {
+      node.arguments.push_back({given["name"].text(), argument(given["arg"], scope)});
+    });
+  } catch (const InvalidArgument& error) {
+    faults_.push_back(program_.describe(node) + ": " + error.what());
+  }
+}
+
+void GraphReader::read_results(const Cursor& cursor, const Cursor& graph, Node& node, Scope& scope) {
   cursor["outputs"].each([&](const Cursor& made) {
     const auto [kind, value] = made.alternative();
     Result result;
@@ -253,7 +265,6 @@ void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& sc
     }
     node.results.push_back(std::move(result));
   });
-  program_.nodes.push_back(std::move(node));
 }
 
 void GraphReader::read_region(const Cursor& cursor, Scope& scope, int context, int depth) {

@@ -37,6 +37,8 @@ class GraphReader {
   Size size(const Cursor& cursor) const;
 
   void read_node(const Cursor& cursor, const Cursor& graph, Scope& scope, int context, int depth);
+  void read_arguments(const Cursor& cursor, Node& node, const Scope& scope);
+  void read_results(const Cursor& cursor, const Cursor& graph, Node& node, Scope& scope);
   void read_region(const Cursor& cursor, Scope& scope, int context, int depth);
   void read_origin(const Cursor& cursor, Node& node);
   int find_or_add(const Context& context);

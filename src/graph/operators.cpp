@@ -54,11 +54,12 @@ Name name_of(std::string_view target) {
 }
 
 void add_tensors(const Argument& argument, std::vector<ValueId>& all) {
-  if (const auto* use = std::get_if<Use>(&argument)) all.push_back(use->value);
+  const auto add = [&](const Use& use) {
+    if (use.value != kNoValue) all.push_back(use.value);
+  };
+  if (const auto* use = std::get_if<Use>(&argument)) add(*use);
   if (const auto* uses = std::get_if<Uses>(&argument)) {
-    for (const Use& use : *uses) {
-      if (use.value != kNoValue) all.push_back(use.value);
-    }
+    for (const Use& use : *uses) add(use);
   }
 }
 
@@ -142,7 +143,8 @@ double work_of(const Program& program, const Node& node) {
   const auto type_of = [&](std::string_view name) -> const TensorType* {
     const Argument* given = node.argument(name);
     const auto* use = given == nullptr ? nullptr : std::get_if<Use>(given);
-    return use == nullptr ? nullptr : &program.values[static_cast<std::size_t>(use->value)].tensor;
+    if (use == nullptr || use->value == kNoValue) return nullptr;
+    return &program.values[static_cast<std::size_t>(use->value)].tensor;
   };
   const auto size = [](const TensorType& type, std::size_t from_end) {
     return type.sizes.size() < from_end ? 1.0 : static_cast<double>(type.sizes[type.sizes.size() - from_end].value);

@@ -26,6 +26,20 @@ class ProgramReader {
     const nlohmann::json text = parse(root_ + "models/" + model_ + ".json");
     const Cursor top(text, model_ + ".json");
     check_version(top);
+    try {
+      read_all(top);
+    } catch (const InvalidArgument& error) {
+      // What was found before may be the reason.
+      if (!faults_.empty()) refuse_all();
+      throw;
+    }
+    if (!faults_.empty()) refuse_all();
+    join_shared_parameters();
+    return std::move(program_);
+  }
+
+ private:
+  void read_all(const Cursor& top) {
     const Cursor graph_module = top["graph_module"];
     graph_reader_.declare_inputs(graph_module["graph"], scope_);
     read_inputs(graph_module["signature"]["input_specs"]);
@@ -33,17 +47,15 @@ class ProgramReader {
     read_outputs(graph_module["signature"]["output_specs"]);
     read_trees(graph_module["module_call_graph"]);
     read_ranges(top);
-    if (!faults_.empty()) refuse_all();
-    join_shared_parameters();
-    return std::move(program_);
   }
 
- private:
   [[noreturn]] void refuse(const std::string& why) const { throw FileError(archive_.name(), why); }
 
   [[noreturn]] void refuse_all() const {
+    constexpr std::size_t kMost = 20;
     std::string list;
-    for (const std::string& fault : faults_) list += (list.empty() ? "" : "; ") + fault;
+    for (std::size_t i = 0; i < std::min(faults_.size(), kMost); ++i) list += (list.empty() ? "" : "; ") + faults_[i];
+    if (faults_.size() > kMost) list += "; and " + std::to_string(faults_.size() - kMost) + " more";
     refuse(list);
   }
 
@@ -83,19 +95,15 @@ class ProgramReader {
         refuse("it has no model '" + wanted + "', only " + list);
       model_ = wanted;
     } else {
-      if (names.size() != 1) refuse("it must hold one model, or one must be named; it has " + list);
+      if (names.empty()) refuse("it holds no model: save one with torch.export.save");
+      if (names.size() > 1) refuse("it holds the models " + list + ": name the one to take");
       model_ = names.front();
     }
   }
 
-  /// Without the stack traces, which are most of the text and of no use here.
+  /// All of it: the parser's own filter would take time with the square of the number of values.
   [[nodiscard]] nlohmann::json parse(const std::string& record) const {
-    using Json = nlohmann::json;
-    const std::string text = archive_.read_text(record);
-    const auto keep = [](int, Json::parse_event_t event, Json& parsed) {
-      return event != Json::parse_event_t::key || (parsed != "stack_trace" && parsed != "torch_fn");
-    };
-    Json result = Json::parse(text, keep, /*allow_exceptions=*/false);
+    nlohmann::json result = nlohmann::json::parse(archive_.read_text(record), nullptr, /*allow_exceptions=*/false);
     if (result.is_discarded()) refuse("record '" + record + "' is not JSON");
     return result;
   }
@@ -122,6 +130,7 @@ class ProgramReader {
         read_stored(archive_, root_ + "data/weights/", model_ + "_weights_config.json", faults_);
     const StoredTensors constants =
         read_stored(archive_, root_ + "data/constants/", model_ + "_constants_config.json", faults_);
+    std::vector<bool> given(program_.values.size(), false);
     specs.each([&](const Cursor& cursor) {
       const auto [kind, spec] = cursor.alternative();
       Input input;
@@ -142,8 +151,17 @@ class ProgramReader {
       } else {
         faults_.push_back(cursor.path() + ": an input of the kind " + kind + " is not supported");
       }
+      if (input.value != kNoValue) {
+        if (given[static_cast<std::size_t>(input.value)]) cursor.refuse("gives the same value as another input");
+        given[static_cast<std::size_t>(input.value)] = true;
+      }
       program_.inputs.push_back(std::move(input));
     });
+    const auto missing = std::find(given.begin(), given.end(), false) - given.begin();
+    if (missing < static_cast<std::ptrdiff_t>(given.size()) && faults_.empty()) {
+      specs.refuse("does not say what the graph's input '" + program_.values[static_cast<std::size_t>(missing)].name +
+                   "' is");
+    }
   }
 
   void read_user_input(const Cursor& argument, Input& input) {
@@ -162,19 +180,20 @@ class ProgramReader {
 
   [[nodiscard]] ValueId value_of(const Cursor& name) const {
     const auto found = scope_.find(name.text());
-    if (found == scope_.end()) name.refuse("is '" + name.text() + "', which is no input of the graph");
+    if (found == scope_.end()) name.refuse("is '" + name.text() + "', which nothing makes");
     return found->second;
   }
 
   void find_stored(Input& input, const StoredTensors& weights, const StoredTensors& constants) {
-    for (const StoredTensors* tensors : {&weights, &constants}) {
-      if (const auto found = tensors->find(input.name); found != tensors->end()) {
+    for (const StoredTensors* folder : {&weights, &constants}) {
+      if (folder->refused.contains(input.name)) return;
+      if (const auto found = folder->tensors.find(input.name); found != folder->tensors.end()) {
         input.stored = found->second;
         check_type(input);
         return;
       }
     }
-    faults_.push_back("the weight '" + input.name + "' is missing");
+    faults_.push_back("the weight '" + input.name + "' is missing: save the model again");
   }
 
   /// What the graph says about a weight and what lies in the archive.
@@ -268,24 +287,28 @@ class ProgramReader {
   void join_shared_parameters() {
     std::map<ValueId, ValueId> stands_for;
     std::vector<Input> kept;
+    using Place = std::tuple<std::string, std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+    std::map<Place, std::size_t> first;
     for (const Input& input : program_.inputs) {
-      const auto same = std::find_if(kept.begin(), kept.end(), [&](const Input& other) {
-        return other.kind == Input::Kind::kParameter && other.stored == input.stored;
-      });
-      if (input.kind != Input::Kind::kParameter || same == kept.end() || input.stored.elements() == 0) {
-        kept.push_back(input);
-        continue;
+      const bool is_weight = input.kind == Input::Kind::kParameter && input.stored.elements() > 0;
+      const StoredTensor& stored = input.stored;
+      if (is_weight) {
+        const auto [same, added] =
+            first.try_emplace({stored.record, stored.offset, stored.sizes, stored.strides}, kept.size());
+        if (!added && kept[same->second].stored == stored) {
+          kept[same->second].other_names.push_back(input.name);
+          stands_for[input.value] = kept[same->second].value;
+          continue;
+        }
       }
-      same->other_names.push_back(input.name);
-      stands_for[input.value] = same->value;
+      kept.push_back(input);
     }
     if (stands_for.empty()) return;
     // Updates count inputs by place.
+    std::map<ValueId, int> places;
+    for (std::size_t i = 0; i < kept.size(); ++i) places[kept[i].value] = static_cast<int>(i);
     for (Update& update : program_.updates) {
-      const std::string name = program_.inputs[static_cast<std::size_t>(update.input)].name;
-      update.input = static_cast<int>(
-          std::find_if(kept.begin(), kept.end(), [&](const Input& input) { return input.name == name; }) -
-          kept.begin());
+      update.input = places.at(program_.inputs[static_cast<std::size_t>(update.input)].value);
     }
     program_.inputs = std::move(kept);
     const auto redirect = [&](Use& use) {

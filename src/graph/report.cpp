@@ -11,27 +11,6 @@
 namespace stagecraft::graph {
 namespace {
 
-std::int64_t bytes_of_value(const Program& program, ValueId value) {
-  const ValueInfo& info = program.values[static_cast<std::size_t>(value)];
-  return info.is_tensor() ? info.tensor.bytes() : 8;
-}
-
-/// Values that go from stage `boundary` or before to a later one.
-std::set<ValueId> crossing(const CutProgram& cut, int boundary) {
-  std::set<ValueId> values;
-  for (const CutEdge& edge : cut.edges) {
-    if (edge.from <= boundary && edge.to > boundary) values.insert(edge.value);
-  }
-  return values;
-}
-
-std::string count_text(double count) {
-  static constexpr std::array kUnits = {"", "k", "M", "G", "T", "P"};
-  std::size_t unit = 0;
-  for (; count >= 1000 && unit + 1 < kUnits.size(); ++unit) count /= 1000;
-  return fmt::format("{:.{}f}{}", count, unit == 0 || count >= 100 ? 0 : count >= 10 ? 1 : 2, kUnits[unit]);
-}
-
 /// The modules that make up a stage, from the highest level where there is more than one.
 std::string range_of(const Program& program, const StageGraph& stage) {
   std::string first;
@@ -48,6 +27,26 @@ std::string range_of(const Program& program, const StageGraph& stage) {
 
 }  // namespace
 
+std::int64_t bytes_of(const Program& program, ValueId value) {
+  const ValueInfo& info = program.values[static_cast<std::size_t>(value)];
+  return info.is_tensor() ? info.tensor.bytes() : 8;
+}
+
+std::vector<ValueId> crossing(const CutProgram& cut, int boundary) {
+  std::set<ValueId> values;
+  for (const CutEdge& edge : cut.edges) {
+    if (edge.from <= boundary && edge.to > boundary) values.insert(edge.value);
+  }
+  return {values.begin(), values.end()};
+}
+
+std::string count_text(double count) {
+  static constexpr std::array kUnits = {"", "k", "M", "G", "T", "P"};
+  std::size_t unit = 0;
+  for (; count >= 1000 && unit + 1 < kUnits.size(); ++unit) count /= 1000;
+  return fmt::format("{:.{}f}{}", count, unit == 0 || count >= 100 ? 0 : count >= 10 ? 1 : 2, kUnits[unit]);
+}
+
 std::vector<StageFigures> figures_of(const Program& program, const CutProgram& cut) {
   std::vector<StageFigures> all;
   for (std::size_t s = 0; s < cut.stages.size(); ++s) {
@@ -58,12 +57,16 @@ std::vector<StageFigures> figures_of(const Program& program, const CutProgram& c
     for (const int input : stage.loads) {
       const Input& loaded = program.inputs[static_cast<std::size_t>(input)];
       if (loaded.kind != Input::Kind::kParameter) continue;
-      own.parameters += loaded.stored.elements();
-      own.parameter_bytes += loaded.stored.bytes();
+      own.parameters = capped_sum(own.parameters, loaded.stored.elements());
+      own.parameter_bytes = capped_sum(own.parameter_bytes, loaded.stored.bytes());
     }
     const auto index = static_cast<int>(s);
-    for (const ValueId value : crossing(cut, index - 1)) own.bytes_in += bytes_of_value(program, value);
-    for (const ValueId value : crossing(cut, index)) own.bytes_out += bytes_of_value(program, value);
+    for (const ValueId value : crossing(cut, index - 1)) {
+      own.bytes_in = capped_sum(own.bytes_in, bytes_of(program, value));
+    }
+    for (const ValueId value : crossing(cut, index)) {
+      own.bytes_out = capped_sum(own.bytes_out, bytes_of(program, value));
+    }
   }
   return all;
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "stagecraft/graph/program.h"
 
@@ -102,6 +103,11 @@ std::string text(const std::vector<Size>& sizes) {
   return result + "]";
 }
 
+std::int64_t capped_sum(std::int64_t a, std::int64_t b) {
+  std::int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::int64_t>::max() : sum;
+}
+
 std::int64_t TensorType::elements() const {
   std::int64_t count = 1;
   for (const Size& size : sizes) count *= size.value;
@@ -120,22 +126,34 @@ const Argument* Node::argument(std::string_view wanted) const {
   return found == arguments.end() ? nullptr : &found->value;
 }
 
-std::vector<ValueId> Node::uses() const {
-  std::vector<ValueId> all;
+namespace {
+
+void add_values(const Argument& argument, std::vector<ValueId>& all) {
   const auto add = [&](const Use& use) {
     if (use.value != kNoValue) all.push_back(use.value);
   };
-  for (const NamedArgument& given : arguments) {
-    if (const auto* use = std::get_if<Use>(&given.value)) add(*use);
-    if (const auto* uses = std::get_if<Uses>(&given.value)) {
-      for (const Use& use : *uses) add(use);
-    }
-    if (const auto* integers = std::get_if<std::vector<IntegerOrUse>>(&given.value)) {
-      for (const IntegerOrUse& integer : *integers) {
-        if (const auto* use = std::get_if<Use>(&integer)) add(*use);
-      }
+  if (const auto* use = std::get_if<Use>(&argument)) add(*use);
+  if (const auto* uses = std::get_if<Uses>(&argument)) {
+    for (const Use& use : *uses) add(use);
+  }
+  if (const auto* integers = std::get_if<std::vector<IntegerOrUse>>(&argument)) {
+    for (const IntegerOrUse& integer : *integers) {
+      if (const auto* use = std::get_if<Use>(&integer)) add(*use);
     }
   }
+}
+
+}  // namespace
+
+std::vector<ValueId> Node::uses() const {
+  std::vector<ValueId> all;
+  for (const NamedArgument& given : arguments) add_values(given.value, all);
+  return all;
+}
+
+std::vector<ValueId> Program::output_values() const {
+  std::vector<ValueId> all;
+  for (const Argument& output : outputs) add_values(output, all);
   return all;
 }
 

@@ -31,7 +31,7 @@ std::string fault_of(const StoredTensor& tensor, std::uint64_t record_size) {
   std::int64_t elements = 1;
   for (std::size_t i = 0; i < tensor.sizes.size(); ++i) {
     if (tensor.sizes[i] < 0 || tensor.strides[i] < 0) return "has a negative size or stride";
-    if (__builtin_mul_overflow(elements, tensor.sizes[i], &elements) || elements > (std::int64_t{1} << 56))
+    if (__builtin_mul_overflow(elements, tensor.sizes[i], &elements) || elements > (std::int64_t{1} << 48))
       return "is too large";
   }
   if (tensor.offset < 0) return "begins before its record";
@@ -40,7 +40,7 @@ std::string fault_of(const StoredTensor& tensor, std::uint64_t record_size) {
   if (end >= 0 && static_cast<std::uint64_t>(end) <= room) return {};
   return "needs " + (end < 0 ? std::string("more than 2^63") : std::to_string(end)) + " elements of " +
          std::string(text(tensor.element)) + ", but its record '" + tensor.record + "' has only " +
-         std::to_string(record_size) + " bytes";
+         std::to_string(record_size) + " bytes: save the model again";
 }
 
 }  // namespace
@@ -52,7 +52,10 @@ StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, 
   const nlohmann::json text = nlohmann::json::parse(archive.read_text(folder + configuration), nullptr, false);
   if (text.is_discarded()) throw InvalidArgument("record '" + folder + configuration + "' is not JSON");
   Cursor(text, configuration)["config"].each_entry([&](const std::string& name, const Cursor& entry) {
-    const auto refuse = [&](const std::string& why) { faults.push_back("the weight '" + name + "' " + why); };
+    const auto refuse = [&](const std::string& why) {
+      faults.push_back("the weight '" + name + "' " + why);
+      result.refused.insert(name);
+    };
     if (entry["use_pickle"].flag()) {
       refuse("is pickled, which is not read: keep it out of the model, or make it an ordinary tensor");
       return;
@@ -75,14 +78,14 @@ StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, 
       return;
     }
     if (!archive.contains(tensor.record)) {
-      refuse("is missing: there is no record '" + tensor.record + "'");
+      refuse("is missing: there is no record '" + tensor.record + "': save the model again");
       return;
     }
     if (const std::string fault = fault_of(tensor, archive.size(tensor.record)); !fault.empty()) {
       refuse(fault);
       return;
     }
-    result.emplace(name, std::move(tensor));
+    result.tensors.emplace(name, std::move(tensor));
   });
   return result;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,10 @@
 namespace stagecraft::graph {
 
 /// By full name.
-using StoredTensors = std::map<std::string, StoredTensor>;
+struct StoredTensors {
+  std::map<std::string, StoredTensor> tensors;
+  std::set<std::string> refused;  ///< Those with a fault.
+};
 
 /// The tensors that a folder's configuration lists, each checked to lie inside its record. What is wrong with them goes
 /// to `faults`. A folder without configuration has none.

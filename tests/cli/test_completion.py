@@ -11,7 +11,8 @@ import unittest
 
 from command_case import OK, TIMEOUT, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "model", "split",
+            "train", "completion"]
 
 
 class Bash(CommandCase):
@@ -37,7 +38,7 @@ class Bash(CommandCase):
 
     def test_commands_and_options_of_the_program(self):
         self.assertEqual([word for word in self.complete("") if not word.startswith("-")], COMMANDS)
-        self.assertEqual(self.complete("s"), ["schedule", "show", "simulate"])
+        self.assertEqual(self.complete("s"), ["schedule", "show", "simulate", "split"])
         self.assertEqual(self.complete("--v"), ["--version"])
 
     def test_options_are_those_of_the_help(self):
@@ -61,6 +62,8 @@ class Bash(CommandCase):
         self.assertEqual(self.complete("show", "--colour", "n"), ["never"])
         self.assertEqual(self.complete("completion", ""), ["bash", "zsh"])
         self.assertEqual(self.complete("schedule", "GPipe", "--ranks", ""), [])
+        self.assertEqual(self.complete("split", "x.pt2", "--format", ""), ["table", "json", "none"])
+        self.assertEqual(self.complete("split", "x.pt2", "--at", ""), [])
 
     def test_value_after_an_equals_sign(self):
         self.assertEqual(self.complete("show", "x.csv", "--format", "=", "sv"), ["svg"])
@@ -73,7 +76,8 @@ class Bash(CommandCase):
     def test_files(self):
         self.file("a schedule.csv", "")
         for words in [("lower", "a"), ("check", "a"), ("show", "--format", "svg", "a"), ("schedule", "GPipe", "-o", "a"),
-                      ("list", "--output", "a"), ("compare", "a"), ("compare", "x.csv", "y.csv", "a")]:
+                      ("list", "--output", "a"), ("compare", "a"), ("compare", "x.csv", "y.csv", "a"), ("model", "a"), ("split", "--stages", "2", "a"),
+                      ("split", "a.pt2", "--costs", "a")]:
             self.assertEqual(self.complete(*words), ["a schedule.csv"])
 
 

@@ -5,7 +5,8 @@ import unittest
 
 from command_case import UNUSABLE, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "completion"]
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "model", "split",
+            "train", "completion"]
 
 
 class Usage(CommandCase):
@@ -62,6 +63,14 @@ class Usage(CommandCase):
             ("profile",): ["files is required", "'stagecraft profile --help'"],
             ("profile", "x.json", "--skip", "-1"): ["--skip", "'-1' is not a whole number"],
             ("list", "--format", "csv"): ["--format", "'csv'", "table|json"],
+            ("model",): ["file is required", "'stagecraft model --help'"],
+            ("model", "x.pt2", "--format", "svg"): ["--format", "'svg'", "table|json"],
+            ("model", "x.pt2", "--depth", "0"): ["--depth", "'0' is not a whole number"],
+            ("split",): ["file is required", "'stagecraft split --help'"],
+            ("split", "x.pt2"): ["exactly one of --stages, --at and --marked", "'stagecraft split --help'"],
+            ("split", "x.pt2", "--stages", "2", "--marked"): ["exactly one of"],
+            ("split", "x.pt2", "--at", "a:b"): ["--at", "'a:b'", "beginning or end"],
+            ("split", "--at", "a", "x.pt2", "y.pt2"): ["'y.pt2' is not expected"],
             ("completion",): ["shell is required"],
             ("completion", "fish"): ["'fish'", "bash|zsh"],
         }

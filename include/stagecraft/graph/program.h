@@ -75,6 +75,9 @@ struct TensorType {
   [[nodiscard]] std::int64_t bytes() const { return elements() * bytes_of(element); }
 };
 
+/// The sum of two sizes, or the largest number there is: a file may claim anything.
+std::int64_t capped_sum(std::int64_t a, std::int64_t b);
+
 /// What nodes make and use; places in Program::values.
 using ValueId = int;
 constexpr ValueId kNoValue = -1;
@@ -217,6 +220,8 @@ struct Program {
   Tree result;
   std::vector<std::string> argument_names;
 
+  /// The values among the outputs.
+  [[nodiscard]] std::vector<ValueId> output_values() const;
   /// "node 'linear_3' (aten::linear in model.layers.0.mlp)".
   [[nodiscard]] std::string describe(const Node& node) const;
   /// -1: none.

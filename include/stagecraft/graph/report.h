@@ -14,8 +14,15 @@ struct StageFigures {
   std::int64_t bytes_in = 0;
   std::int64_t bytes_out = 0;  ///< With what is passed through for later stages.
 };
+/// Values that go from stage `boundary` or one before it to a later one, ascending.
+std::vector<ValueId> crossing(const CutProgram& cut, int boundary);
+/// With the sizes of the export; 8 for a number.
+std::int64_t bytes_of(const Program& program, ValueId value);
+
 std::vector<StageFigures> figures_of(const Program& program, const CutProgram& cut);
 
+/// "1.25M", "312".
+std::string count_text(double count);
 /// "1.5 MiB", "312 B".
 std::string bytes_text(std::int64_t bytes);
 

@@ -1,0 +1,145 @@
+#include "model_facts.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "stagecraft/graph/operators.h"
+
+namespace stagecraft::cli {
+namespace {
+
+using graph::Argument;
+using graph::Input;
+using graph::Program;
+using graph::Tree;
+
+/// The leaves of a tree by their path.
+void name_leaves(const Tree& tree, const std::string& path, std::vector<std::string>& names) {
+  if (tree.kind == Tree::Kind::kLeaf) {
+    names.push_back(path);
+    return;
+  }
+  for (std::size_t i = 0; i < tree.children.size(); ++i) {
+    const std::string own = i < tree.keys.size() ? tree.keys[i] : std::to_string(i);
+    name_leaves(tree.children[i], path.empty() ? own : path + "." + own, names);
+  }
+}
+
+std::vector<std::string> argument_leaves(const Program& program) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < program.arguments.children.size(); ++i) {
+    const std::string own = i < program.argument_names.size() ? program.argument_names[i] : std::to_string(i);
+    name_leaves(program.arguments.children[i], own, names);
+  }
+  name_leaves(program.keywords, {}, names);
+  return names;
+}
+
+std::string value_text(const Program& program, graph::ValueId id) {
+  if (id == graph::kNoValue) return "nothing";
+  const graph::ValueInfo& value = program.values[static_cast<std::size_t>(id)];
+  switch (value.kind) {
+    case graph::ValueInfo::Kind::kTensor:
+      return fmt::format("{} {}", graph::text(value.tensor.element), graph::text(value.tensor.sizes));
+    case graph::ValueInfo::Kind::kInteger:
+      return value.number.fixed() ? "an integer" : fmt::format("an integer ({})", value.number.expression);
+    case graph::ValueInfo::Kind::kReal:
+      return "a real number";
+    case graph::ValueInfo::Kind::kFlag:
+      return "true or false";
+  }
+  return {};
+}
+
+struct FixedText {
+  std::string operator()(std::monostate) const { return "None"; }
+  std::string operator()(bool flag) const { return flag ? "true" : "false"; }
+  std::string operator()(std::int64_t number) const { return std::to_string(number); }
+  std::string operator()(double number) const { return fmt::format("{}", number); }
+  std::string operator()(const std::string& text) const { return fmt::format("'{}'", text); }
+  std::string operator()(graph::ElementType type) const { return std::string(graph::text(type)); }
+  std::string operator()(const graph::Device& device) const { return device.type; }
+  template <typename Other>
+  std::string operator()(const Other& /*unused*/) const {
+    return "what it was at export";
+  }
+};
+
+}  // namespace
+
+std::vector<Port> input_ports(const Program& program) {
+  std::vector<std::string> names = argument_leaves(program);
+  std::vector<Port> ports;
+  for (const Input& input : program.inputs) {
+    if (input.is_loaded()) continue;
+    ports.push_back({ports.size() < names.size() ? names[ports.size()] : input.name,
+                     input.kind == Input::Kind::kUser ? Argument(graph::Use{input.value}) : input.fixed});
+  }
+  return ports;
+}
+
+std::vector<Port> output_ports(const Program& program) {
+  std::vector<std::string> names;
+  name_leaves(program.result, {}, names);
+  std::vector<Port> ports;
+  for (const Argument& output : program.outputs) {
+    ports.push_back({ports.size() < names.size() ? names[ports.size()] : std::string(), output});
+  }
+  return ports;
+}
+
+std::string port_text(const Program& program, const Argument& argument) {
+  if (const auto* use = std::get_if<graph::Use>(&argument)) return value_text(program, use->value);
+  if (const auto* uses = std::get_if<graph::Uses>(&argument)) {
+    std::vector<std::string> all;
+    for (const graph::Use& use : *uses) all.push_back(value_text(program, use.value));
+    return fmt::format("{}", fmt::join(all, ", "));
+  }
+  return "always " + fixed_text(argument);
+}
+
+std::string fixed_text(const Argument& argument) { return std::visit(FixedText{}, argument); }
+
+Total total_of(const Program& program, Input::Kind kind) {
+  Total total;
+  for (const Input& input : program.inputs) {
+    if (input.kind != kind) continue;
+    ++total.count;
+    total.numbers = graph::capped_sum(total.numbers, input.stored.elements());
+    total.bytes = graph::capped_sum(total.bytes, input.stored.bytes());
+  }
+  return total;
+}
+
+std::vector<OperatorFigures> operator_figures(const Program& program) {
+  std::map<std::string, OperatorFigures> by_name;
+  for (const graph::Node& node : program.nodes) {
+    OperatorFigures& own = by_name[node.target];
+    own.name = node.target;
+    ++own.count;
+    own.work += graph::work_of(program, node);
+  }
+  std::vector<OperatorFigures> all;
+  for (auto& [name, own] : by_name) all.push_back(std::move(own));
+  std::stable_sort(all.begin(), all.end(),
+                   [](const OperatorFigures& a, const OperatorFigures& b) { return a.count > b.count; });
+  return all;
+}
+
+std::map<std::string, std::int64_t> exported_symbols(const Program& program) {
+  std::map<std::string, std::int64_t> symbols;
+  for (const Input& input : program.inputs) {
+    if (input.kind != Input::Kind::kUser) continue;
+    const graph::ValueInfo& value = program.values[static_cast<std::size_t>(input.value)];
+    std::vector<graph::Size> sizes = value.tensor.sizes;
+    if (!value.is_tensor()) sizes = {value.number};
+    for (const graph::Size& size : sizes) {
+      if (!size.fixed()) symbols.emplace(size.expression, size.value);
+    }
+  }
+  return symbols;
+}
+
+}  // namespace stagecraft::cli

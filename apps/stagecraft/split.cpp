@@ -1,0 +1,105 @@
+#include <CLI/CLI.hpp>
+
+#include <fmt/format.h>
+
+#include "command.h"
+#include "failure.h"
+#include "formats.h"
+#include "model_input.h"
+#include "options.h"
+#include "output.h"
+#include "split_report.h"
+#include "stagecraft/sim/cost_file.h"
+
+namespace stagecraft::cli {
+namespace {
+
+const std::vector<std::string> kFormats = {"table", "json", "none"};
+
+constexpr const char* kExamples =
+    "Give one of --stages, --at and --marked. 'stagecraft model FILE' lists modules and where the model can be cut.\n"
+    "\n"
+    "Examples:\n"
+    "  stagecraft split gpt.pt2 --stages 4\n"
+    "  stagecraft split gpt.pt2 --at blocks.4 --at blocks.7:end --format json\n"
+    "  stagecraft split gpt.pt2 --stages 4 --costs costs.json";
+
+/// "blocks.4" or "blocks.4:end".
+graph::ModuleCut to_module_cut(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  const std::string side = colon == std::string::npos ? "beginning" : text.substr(colon + 1);
+  if (side != "beginning" && side != "end") {
+    throw CLI::ValidationError("--at",
+                               fmt::format("'{}' says '{}' after the colon: it must be beginning or end", text, side));
+  }
+  return {text.substr(0, colon), side == "end" ? graph::ModuleCut::At::kEnd : graph::ModuleCut::At::kBeginning};
+}
+
+class SplitCommand : public Command {
+ public:
+  explicit SplitCommand(CLI::App& program)
+      : Command(program.add_subcommand("split", "Cut an exported model into stages, and say what crosses the cuts")),
+        input_(*parser_) {
+    add_count(*parser_, "--stages", stages_, "So many stages, about equally large");
+    parser_
+        ->add_option_function<std::vector<std::string>>(
+            "--at",
+            [this](const std::vector<std::string>& all) {
+              for (const std::string& one : all) cuts_.push_back(to_module_cut(one));
+            },
+            "Cut before MODULE, or after it with :end; once per cut")
+        ->type_name("MODULE[:end]")
+        ->allow_extra_args(false);  // a file may follow
+    parser_->add_flag("--marked", marked_, "Cut where the model calls pipe_split(), or changes its stage annotation");
+    parser_
+        ->add_option("--costs", costs_,
+                     "Write the stages' costs to FILE, for plan and simulate; times are in operations")
+        ->type_name(std::string(kFileType));
+    add_output(*parser_, output_);
+    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
+    parser_->footer(kExamples);
+  }
+
+  [[nodiscard]] std::string subject() const override { return input_.file(); }
+
+  int run() override {
+    if ((stages_ > 0) + static_cast<int>(!cuts_.empty()) + static_cast<int>(marked_) != 1) {
+      throw Failure(
+          kUnusable,
+          "give exactly one of --stages, --at and --marked to say where to cut: see 'stagecraft split --help'");
+    }
+    const graph::Program program = input_.read();
+    const graph::CutProgram cut = graph::cut(program, places(program));
+    const std::string format = choose_format(format_, output_, kFormats, "table");
+    if (format != "none") {
+      write_output(output_, [&](std::ostream& out) {
+        if (format == "json") return write_json_split_report(out, input_.file(), program, cut);
+        write_split_report(out, program, cut);
+      });
+    }
+    if (!costs_.empty()) {
+      write_output(costs_, [&](std::ostream& out) { out << costs_to_json(costs_of(program, cut)); });
+    }
+    return kOk;
+  }
+
+ private:
+  [[nodiscard]] std::vector<int> places(const graph::Program& program) const {
+    if (marked_) return graph::marked_places(program);
+    return stages_ > 0 ? graph::balanced_places(program, stages_) : graph::places_of(program, cuts_);
+  }
+
+  ModelInput input_;
+  int stages_ = 0;
+  std::vector<graph::ModuleCut> cuts_;
+  bool marked_ = false;
+  std::string costs_;
+  std::string output_ = "-";
+  std::string format_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_split_command(CLI::App& program) { return std::make_unique<SplitCommand>(program); }
+
+}  // namespace stagecraft::cli
