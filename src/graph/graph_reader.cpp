@@ -140,8 +140,9 @@ Argument GraphReader::argument(const Cursor& cursor, const Scope& scope) {
   }
   if (kind == "as_tensors" || kind == "as_optional_tensors") {
     Uses tensors;
+    const bool optional = kind == "as_optional_tensors";
     value.each([&](const Cursor& item) {
-      tensors.push_back(kind == "as_tensors" ? use(item["name"].text(), item, scope) : optional_tensor(item));
+      tensors.push_back(optional ? optional_tensor(item) : use(item["name"].text(), item, scope));
     });
     return tensors;
   }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 import unittest
 import zipfile
 
@@ -97,6 +98,17 @@ class Model(exported.ExportCase, CommandCase):
             records[MODEL] = records[MODEL].replace(b"blocks.1", b"blocks.\\u001b[31m")
             records[WEIGHTS] = records[WEIGHTS].replace(b"blocks.1", b"blocks.\\u001b[31m")
         self.assertIn(r"\x1b[31m", self.output("model", self.rewritten("escape.pt2", change)))
+
+    def test_large_graphs_are_read_in_linear_time(self):
+        def change(records):
+            with self.json_of(records, MODEL) as model:
+                values = model["graph_module"]["graph"]["tensor_values"]
+                one = next(iter(values.values()))
+                values.update({f"more_{i}": one for i in range(60_000)})
+        path = self.rewritten("large.pt2", change)
+        start = time.monotonic()
+        self.output("model", path)
+        self.assertLess(time.monotonic() - start, 20)  # a second; minutes, with the square
 
     # --- what is no model ---
 

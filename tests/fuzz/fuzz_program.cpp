@@ -10,7 +10,9 @@
 #include <string>
 #include <string_view>
 
+#include "../property/dice.h"
 #include "../support/zip_bytes.h"
+#include "json_mutation.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/graph/cut.h"
 #include "stagecraft/graph/report.h"
@@ -112,4 +114,23 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   });
   if (program) use(*program);
   return 0;
+}
+
+extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most);
+
+/// Changed bytes are rarely JSON any more. So mostly, where there is JSON, its values are changed instead.
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most,
+                                               unsigned int seed) {
+  property::Dice dice(seed);
+  if (size < 2 || data[0] % 2 == 0 || dice.chance(10)) return LLVMFuzzerMutate(data, size, most);
+  const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
+  auto root = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (root.is_discarded()) return LLVMFuzzerMutate(data, size, most);
+  do {
+    fuzz::JsonMutation(root, dice).apply();
+  } while (dice.chance(40));
+  const std::string changed = root.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (changed.size() + 1 > most) return LLVMFuzzerMutate(data, size, most);
+  std::copy(changed.begin(), changed.end(), data + 1);
+  return changed.size() + 1;
 }

@@ -94,8 +94,8 @@ class AbortedError : public TransportError {
   using TransportError::TransportError;
 };
 
-/// A file that cannot be read or written, or does not hold what it should. The message begins with its path. A file that
-/// was to be replaced is as it was.
+/// A file that cannot be read or written, or does not hold what it should. The message begins with its path. A file
+/// that was to be replaced is as it was.
 class FileError : public Error {
  public:
   FileError(const std::string& path, const std::string& message) : Error(path + ": " + message), path_(path) {}
