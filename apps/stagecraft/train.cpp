@@ -7,19 +7,23 @@
 
 #include "command.h"
 #include "failure.h"
+#include "train/options.h"
 
 namespace stagecraft::cli {
 namespace {
 
-/// Only for the list of commands: `hand_over_to_trainer` comes first.
+/// Only for help and completion: `hand_over_to_trainer` comes first.
 class TrainCommand : public Command {
  public:
   explicit TrainCommand(CLI::App& program)
       : Command(program.add_subcommand("train", "Train a model exported from Python, without Python")) {
-    parser_->prefix_command();
+    train::add_options(*parser_, options_);
   }
 
   int run() override { return kInternal; }
+
+ private:
+  train::Options options_;
 };
 
 }  // namespace

@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
-#include "stagecraft/core/version.h"
-
 namespace stagecraft::train {
 namespace {
 
@@ -21,53 +19,61 @@ constexpr const char* kFooter =
 
 }  // namespace
 
+void add_options(CLI::App& parser, Options& options) {
+  parser.add_option("model", options.model, "Exported by torch.export.save")->required()->type_name("FILE.pt2");
+  parser.add_option("--data", options.data, "Inputs and targets")->required()->type_name("FILE.safetensors");
+  parser.add_option("--target", options.target, "The tensor of the data that holds the targets")->capture_default_str();
+  parser.add_option("--loss", options.loss, "cross_entropy: classes along the last dimension; mse")
+      ->check(CLI::IsMember({"cross_entropy", "mse"}))
+      ->capture_default_str();
+  parser.add_option("--output", options.output, "Which output of the model the loss takes ('logits', or the first)");
+  parser.add_option("--steps", options.steps, "Train up to this step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  parser.add_option("--batch", options.batch, "Rows per step and replica")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  parser.add_flag("--in-order", options.in_order, "Take rows as they come");
+  parser.add_option("--seed", options.seed, "Fixes the order of rows, and dropout")->capture_default_str();
+  parser.add_option("--ranks", options.ranks, "Of the pipeline, as threads; mpirun decides otherwise")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  parser.add_option("--replicas", options.replicas, "Pipelines side by side")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  parser.add_option("--schedule", options.schedule, "A known schedule (stagecraft list), or a CSV file")
+      ->capture_default_str();
+  parser.add_option("--microbatches", options.microbatches, "Per step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  parser
+      .add_option("--at", options.at,
+                  "Cut at the beginning of this module, or at its end (name:end); otherwise balanced")
+      ->type_name("MODULE[:end]");
+  parser.add_flag("--marked", options.marked, "Cut where the model says so");
+  parser.add_option("--optimizer", options.optimizer, "adamw, adam or sgd")
+      ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
+      ->capture_default_str();
+  parser.add_option("--lr", options.rate, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  parser.add_option("--weight-decay", options.weight_decay, "Otherwise the optimizer's usual")
+      ->check(CLI::NonNegativeNumber);
+  parser.add_option("--momentum", options.momentum, "Of sgd")->check(CLI::NonNegativeNumber);
+  parser.add_option("--save", options.save, "Weights, optimizer and step, at the end")->type_name("FILE.safetensors");
+  parser.add_option("--save-every", options.save_every, "And after so many steps")->check(CLI::PositiveNumber);
+  parser.add_flag("--resume", options.resume, "Go on from the file of --save, if there is one");
+  parser.add_option("--save-weights", options.save_weights, "Weights alone, at the end, for load_state_dict in Python")
+      ->type_name("FILE.safetensors");
+  parser.add_option("--losses", options.losses, "The loss of every step")->type_name("FILE.csv");
+  parser.add_option("--report", options.report, "Print every so many steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  parser.footer(kFooter);
+}
+
 bool parse(int argc, char** argv, Options& options, int& code) {
   CLI::App app("Train a model exported from Python (.pt2), over a pipeline of ranks, without Python.",
                "stagecraft train");
-  app.add_option("model", options.model, "Exported by torch.export.save")->required()->type_name("FILE.pt2");
-  app.add_option("--data", options.data, "Inputs and targets")->required()->type_name("FILE.safetensors");
-  app.add_option("--target", options.target, "The tensor of the data that holds the targets")->capture_default_str();
-  app.add_option("--loss", options.loss, "cross_entropy: classes along the last dimension; mse")
-      ->check(CLI::IsMember({"cross_entropy", "mse"}))
-      ->capture_default_str();
-  app.add_option("--output", options.output, "Which output of the model the loss takes ('logits', or the first)");
-  app.add_option("--steps", options.steps, "Train up to this step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", options.batch, "Rows per step and replica")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_flag("!--in-order", options.shuffle, "Take rows as they come");
-  app.add_option("--seed", options.seed, "Fixes the order of rows, and dropout")->capture_default_str();
-  app.add_option("--ranks", options.ranks, "Of the pipeline, as threads; mpirun decides otherwise")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--replicas", options.replicas, "Pipelines side by side")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--schedule", options.schedule, "A known schedule (stagecraft list), or a CSV file")
-      ->capture_default_str();
-  app.add_option("--microbatches", options.microbatches, "Per step")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--at", options.at,
-                 "Cut at the beginning of this module, or at its end (name:end); otherwise balanced")
-      ->type_name("MODULE[:end]");
-  app.add_flag("--marked", options.marked, "Cut where the model says so");
-  app.add_option("--optimizer", options.optimizer, "adamw, adam or sgd")
-      ->check(CLI::IsMember({"adamw", "adam", "sgd"}))
-      ->capture_default_str();
-  app.add_option("--lr", options.rate, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--weight-decay", options.weight_decay, "Otherwise the optimizer's usual")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--momentum", options.momentum, "Of sgd")->check(CLI::NonNegativeNumber);
-  app.add_option("--save", options.save, "Weights, optimizer and step, at the end")->type_name("FILE.safetensors");
-  app.add_option("--save-every", options.save_every, "And after so many steps")->check(CLI::PositiveNumber);
-  app.add_flag("--resume", options.resume, "Go on from the file of --save, if there is one");
-  app.add_option("--save-weights", options.save_weights, "Weights alone, at the end, for load_state_dict in Python")
-      ->type_name("FILE.safetensors");
-  app.add_option("--losses", options.losses, "The loss of every step")->type_name("FILE.csv");
-  app.add_option("--report", options.report, "Print every so many steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.set_version_flag("--version", "stagecraft " + std::string(version()));
-  app.footer(kFooter);
+  add_options(app, options);
 
   std::vector<std::string> arguments;  // CLI11 takes them in reverse
   for (int i = argc - 1; i > 0; --i) {
@@ -80,9 +86,6 @@ bool parse(int argc, char** argv, Options& options, int& code) {
     return true;
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
-    code = 0;
-  } catch (const CLI::CallForVersion& asked) {
-    std::cout << asked.what() << "\n";
     code = 0;
   } catch (const CLI::Error& error) {
     std::cerr << "stagecraft: train: " << error.what() << ": see 'stagecraft train --help'\n";

@@ -4,6 +4,10 @@
 #include <string>
 #include <vector>
 
+namespace CLI {
+class App;
+}
+
 namespace stagecraft::train {
 
 struct Options {
@@ -15,7 +19,7 @@ struct Options {
 
   std::int64_t steps = 100;
   std::int64_t batch = 8;
-  bool shuffle = true;
+  bool in_order = false;
   std::uint64_t seed = 0;
 
   int ranks = 1;
@@ -37,6 +41,9 @@ struct Options {
   std::string losses;  ///< A CSV file.
   std::int64_t report = 10;
 };
+
+/// The options as the command line has them.
+void add_options(CLI::App& parser, Options& options);
 
 /// Whether to go on; `code` is the exit code when not. Prints help, version and mistakes itself.
 bool parse(int argc, char** argv, Options& options, int& code);

@@ -68,7 +68,7 @@ class Batches {
       add(program.keywords.keys[i], program.keywords.children[i]);
     count_rows();
     refuse_faults();
-    order_.emplace(rows_, options.batch, options.shuffle, options.seed);
+    order_.emplace(rows_, options.batch, !options.in_order, options.seed);
   }
 
   [[nodiscard]] ValueDict inputs(std::int64_t batch) {

@@ -96,8 +96,8 @@ TEST(Zip, RefusesRecordsThatCannotBeRead) {
 }
 
 TEST(Bytes, RefuseWhatIsNoFile) {
-  EXPECT_THAT(message_of([] { open_file("/no/such/file"); }), HasSubstr("cannot be opened: No such file"));
-  EXPECT_THAT(message_of([] { open_file("/"); }), HasSubstr("give an ordinary file"));
+  EXPECT_THAT(message_of([] { open_file("/no/such/file"); }), HasSubstr("cannot read it: No such file"));
+  EXPECT_THAT(message_of([] { open_file("/"); }), HasSubstr("it is no ordinary file"));
   EXPECT_THAT(message_of([] { open_file(""); }), StartsWith("'': "));
 }
 
