@@ -7,6 +7,7 @@ SHELL := /bin/bash
 TORCH_VERSION := 2.13.0
 TRANSFORMERS_VERSION := 5.22.2
 SAFETENSORS_VERSION := 0.8.0
+WHEELS := .torch-$(TORCH_VERSION)-safetensors-$(SAFETENSORS_VERSION)
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
@@ -39,20 +40,20 @@ endef
 packages:
 	@$(call install_packages,$(PACKAGES))
 
-torch: .venv/.torch-$(TORCH_VERSION)
+torch: .venv/$(WHEELS)
 
-.venv/.torch-$(TORCH_VERSION): | packages
+.venv/$(WHEELS): | packages
 	@echo "setup: installing torch $(TORCH_VERSION) into .venv (a minute or two)"
 	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { $(call install_packages,python3-venv); }
 	@$(PYTHON) -m venv .venv || { echo "setup: $(PYTHON) cannot make a virtual environment: install python3-venv, or give PYTHON=..." >&2; exit 1; }
-	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) safetensors numpy \
+	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) safetensors==$(SAFETENSORS_VERSION) numpy \
 	  || { echo "setup: pip could not install torch==$(TORCH_VERSION): check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 
-# Only the tests that export published architectures need these; they must not bring another torch along.
-.venv/.models-$(TRANSFORMERS_VERSION): | .venv/.torch-$(TORCH_VERSION)
-	@echo "setup: installing transformers $(TRANSFORMERS_VERSION) and safetensors into .venv"
-	@.venv/bin/pip install --quiet --disable-pip-version-check transformers==$(TRANSFORMERS_VERSION) safetensors==$(SAFETENSORS_VERSION) torch==$(TORCH_VERSION) \
+# Only the tests that export published architectures need it; it must not bring another torch along.
+.venv/.models-$(TRANSFORMERS_VERSION): | .venv/$(WHEELS)
+	@echo "setup: installing transformers $(TRANSFORMERS_VERSION) into .venv"
+	@.venv/bin/pip install --quiet --disable-pip-version-check transformers==$(TRANSFORMERS_VERSION) torch==$(TORCH_VERSION) \
 	  || { echo "setup: pip could not install transformers: check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 

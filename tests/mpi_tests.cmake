@@ -16,7 +16,8 @@ endforeach()
 
 if(NOT STAGECRAFT_SANITIZE)
   foreach(ranks 2 4)
-    stagecraft_mpi_test(checkpoint.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} checkpoint_test --gtest_brief=1)
+    stagecraft_mpi_test(checkpoint.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} checkpoint_test --gtest_brief=1
+                        --gtest_filter=-*OnThreads.*)  # those are about one process
   endforeach()
   foreach(ranks 2 3 4)
     stagecraft_mpi_test(multiproc.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} equivalence_test --gtest_brief=1)

@@ -32,10 +32,12 @@ target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtim
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
                       unit/checkpoint/interchange_test.cpp)
 execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
-if(NOT no_safetensors)
-  set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_PYTHON=${STAGECRAFT_PYTHON}
-    STAGECRAFT_TEST_INTERCHANGE=${CMAKE_CURRENT_SOURCE_DIR}/unit/checkpoint/interchange.py PYTHONDONTWRITEBYTECODE=1)
+if(no_safetensors)
+  message(FATAL_ERROR "The tests exchange files with Python's safetensors, which ${STAGECRAFT_PYTHON} does not have: run `make setup`, or "
+    "configure with -DSTAGECRAFT_BUILD_TESTS=OFF")
 endif()
+set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_PYTHON=${STAGECRAFT_PYTHON}
+  STAGECRAFT_TEST_INTERCHANGE=${CMAKE_CURRENT_SOURCE_DIR}/unit/checkpoint/interchange.py PYTHONDONTWRITEBYTECODE=1)
 stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp)
 
 if(STAGECRAFT_HAS_MPI)

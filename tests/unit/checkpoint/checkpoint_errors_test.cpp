@@ -87,8 +87,7 @@ TEST(CheckpointErrors, FilesThatCannotBeRead) {
   EXPECT_THAT(broken.messages(), Each(HasSubstr("not a sound safetensors file")));
 }
 
-TEST(CheckpointErrors, AFileThatOnlySomeRanksFind) {
-  if (processes() > 0) GTEST_SKIP() << "all processes are on one host";
+TEST(CheckpointErrorsOnThreads, AFileThatOnlySomeRanksFind) {
   const ScratchFolder folder;
   write_zeros(folder.path("f"), {{"0.weight", "F32", {2, 3}}});
   Thrown thrown;
@@ -168,8 +167,7 @@ TEST(CheckpointErrors, OptimizersThatDoNotFit) {
   EXPECT_THAT(amsgrad.messages(), Each(HasSubstr("'optimizer/max_exp_avg_sq/0.weight' is missing")));
 }
 
-TEST(CheckpointErrors, AFullDiskIsAnErrorOnAllRanksAndLeavesTheOldFile) {
-  if (processes() > 0) GTEST_SKIP() << "the limit would be that of other files too";
+TEST(CheckpointErrorsOnThreads, AFullDiskIsAnErrorOnAllRanksAndLeavesTheOldFile) {
   const ScratchFolder folder;
   folder.write("f", "old");
   Thrown thrown;
