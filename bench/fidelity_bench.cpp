@@ -1,12 +1,14 @@
 // How well costs of a recorded run predict the step time of other schedules: the GPT of the demo on two ranks (threads,
-// or two processes under mpirun), several schedules of one placement. Of each placement two schedules are recorded, one
-// with whole backwards and one with split ones; all are predicted from these, and measured. Prints one line of JSON.
+// or two processes under mpirun), several schedules of each of three placements. Of each placement two schedules are
+// recorded, one with whole backwards and one with split ones; all are predicted from these, and measured. Prints one
+// line of JSON.
 //
-//   [mpirun -n RANKS] fidelity_bench FAMILY [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
+//   [mpirun -n RANKS] fidelity_bench [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
 //
-// Schedules take turns, a few steps each, so that what disturbs the machine for a while disturbs all of them alike;
-// steps that are measured are not recorded, and the other way round. Turns in which nothing else used the processors
-// come first. A step is one turn of a training loop: batch, step, optimizer.
+// In a round every schedule has its turn, a few steps each; the recordings of a round predict what its other turns
+// measure, so that a machine that is slower for a while is slower for both. Steps that are measured are not recorded,
+// and the other way round. Rounds in which nothing else used the processors come first. A step is one turn of a
+// training loop: batch, step, optimizer.
 
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -31,12 +33,12 @@ namespace sc = stagecraft;
 namespace {
 
 constexpr int kStepsInTurn = 4;   // the first one finds the caches of another schedule
-constexpr int kMostPatience = 2;  // times as many turns as are wanted
+constexpr int kMostPatience = 2;  // times as many rounds as are wanted
 constexpr double kQuiet = 0.05;   // of a processor
 
 struct Settings {
   int ranks = 2;
-  int rounds = 5;
+  int rounds = 9;
   int microbatches = 8;
   std::int64_t rows = 16;
   GptConfig model;
@@ -57,18 +59,15 @@ const std::vector<Family>& families() {
   return all;
 }
 
-/// Some steps of one schedule, one after the other.
-struct Turn {
-  sc::Recording recording;      // if it was recorded, on rank 0
-  std::vector<double> seconds;  // of its steps, if it was not
-  double disturbance = 0;       // what else used processors meanwhile, as a part of one
-};
-
 struct Entry {
   std::string name;
   std::unique_ptr<sc::Pipeline> pipeline;
-  std::vector<Turn> recorded;
-  std::vector<Turn> measured;
+};
+
+/// One turn of every schedule of a placement, on rank 0.
+struct Turns {
+  std::vector<double> predicted;  // by the recordings among them
+  std::vector<double> measured;   // a step, the median
 };
 
 at::Tensor loss_of(const sc::Value& logits, const sc::Value& next, const sc::ValueDict&) {
@@ -130,8 +129,7 @@ class Others {
 /// All schedules of one family over the same stages.
 class Course {
  public:
-  Course(sc::World& world, const Settings& settings, const Family& family)
-      : world_(world), settings_(settings), others_(world) {
+  Course(sc::World& world, const Settings& settings, const Family& family) : world_(world) {
     std::vector<std::string> names = family.recorded;
     names.insert(names.end(), family.predicted.begin(), family.predicted.end());
     const sc::Placement placement = sc::placement_in(world, names[0], family.stages_per_rank);
@@ -146,7 +144,7 @@ class Course {
     for (const std::string& name : names) {
       auto pipeline = std::make_unique<sc::Pipeline>(
           world, stages, sc::PipelineOptions{.schedule = name, .microbatches = settings.microbatches, .loss = loss_of});
-      entries_.push_back({name, std::move(pipeline), {}, {}});
+      entries_.push_back({name, std::move(pipeline)});
     }
     optimizer_ = std::make_unique<torch::optim::AdamW>(entries_[0].pipeline->parameters(), 1e-4);
     recorded_ = family.recorded.size();
@@ -154,63 +152,55 @@ class Course {
     next_ = torch::randint(settings.model.vocabulary, {settings.rows, settings.model.context}, torch::kLong);
   }
 
-  Turn turn(Entry& entry, bool record) {
-    entry.pipeline->record_timeline(record);
-    Turn turn{{entry.name, {}}, {}, 0};
-    sc::StepTimelines own;
-    others_.begin();
-    double before = 0;
-    for (int step = 0; step < kStepsInTurn; ++step) {
-      entry.pipeline->step({tokens_}, {.target = next_});
-      const double end = sc::seconds_now();
-      optimizer_->step();
-      optimizer_->zero_grad();
-      if (record) own.push_back(entry.pipeline->timeline());
-      if (!record && step > 0) turn.seconds.push_back(end - before);
-      before = end;
-    }
-    turn.disturbance = others_.end();
-    for (const sc::Timeline& timeline : own) turn.recording.steps.push_back(gathered(timeline));
-    return turn;
-  }
-
-  /// In turns, until every schedule has had enough of them in peace, or for so long that it is hopeless.
-  void run() {
-    for (Entry& entry : entries_) turn(entry, false);  // everything allocates what it needs
-    for (int round = 0; round < kMostPatience * settings_.rounds && !has_enough(); ++round) {
-      for (std::size_t i = 0; i < entries_.size(); ++i) {
-        if (i < recorded_) entries_[i].recorded.push_back(turn(entries_[i], true));
-        entries_[i].measured.push_back(turn(entries_[i], false));
-      }
-    }
-    for (Entry& entry : entries_) {
-      keep_quietest(entry.recorded);
-      keep_quietest(entry.measured);
-    }
-  }
-
-  void report(std::ostream& out) {
-    std::vector<sc::Recording> all;
-    for (const Entry& entry : entries_) {
-      for (const Turn& turn : entry.recorded) all.push_back(turn.recording);
-    }
-    const sc::Profile profile = sc::profile(all);
+  Turns round() {
+    Turns turns;
+    std::vector<sc::Recording> recordings;
     for (std::size_t i = 0; i < entries_.size(); ++i) {
-      const Entry& entry = entries_[i];
-      const double predicted = sc::predicted_period(profile, entry.pipeline->schedule());
-      std::vector<double> seconds;
-      std::vector<double> disturbances;
-      for (const Turn& turn : entry.measured) {
-        seconds.insert(seconds.end(), turn.seconds.begin(), turn.seconds.end());
-        disturbances.push_back(turn.disturbance);
-      }
-      out << (i > 0 ? ", " : "") << "{\"schedule\": \"" << entry.name
-          << "\", \"recorded\": " << (i < recorded_ ? "true" : "false") << ", \"predicted\": " << predicted
-          << ", \"measured\": " << sc::median(seconds) << ", \"disturbance\": " << sc::median(disturbances) << "}";
+      if (i < recorded_) recordings.push_back(recorded_turn(entries_[i]));
+      turns.measured.push_back(measured_turn(entries_[i]));
     }
+    if (world_.rank().value != 0) return turns;
+    const sc::Profile profile = sc::profile(recordings);
+    for (const Entry& entry : entries_) {
+      turns.predicted.push_back(sc::predicted_period(profile, entry.pipeline->schedule()));
+    }
+    return turns;
   }
+
+  [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
+  [[nodiscard]] bool is_recorded(std::size_t entry) const { return entry < recorded_; }
 
  private:
+  void step(Entry& entry) {
+    entry.pipeline->step({tokens_}, {.target = next_});
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
+
+  sc::Recording recorded_turn(Entry& entry) {
+    entry.pipeline->record_timeline(true);
+    sc::StepTimelines own;
+    for (int i = 0; i < kStepsInTurn; ++i) {
+      step(entry);
+      own.push_back(entry.pipeline->timeline());
+    }
+    entry.pipeline->record_timeline(false);
+    sc::Recording recording{entry.name, {}};
+    for (const sc::Timeline& timeline : own) recording.steps.push_back(gathered(timeline));
+    return recording;
+  }
+
+  double measured_turn(Entry& entry) {
+    std::vector<double> seconds;
+    step(entry);
+    for (int i = 1; i < kStepsInTurn; ++i) {
+      const double begin = sc::seconds_now();
+      step(entry);
+      seconds.push_back(sc::seconds_now() - begin);
+    }
+    return sc::median(seconds);
+  }
+
   sc::StepTimelines gathered(const sc::Timeline& own) {
     std::string bytes(own.size() * sizeof(sc::Span), '\0');
     std::memcpy(bytes.data(), own.data(), bytes.size());
@@ -222,32 +212,70 @@ class Course {
     return all;
   }
 
-  /// Of each schedule: are there enough turns in which nothing else was going on?
-  [[nodiscard]] bool has_enough() const {
-    const auto enough = [&](const std::vector<Turn>& turns) {
-      const auto quiet =
-          std::count_if(turns.begin(), turns.end(), [](const Turn& t) { return t.disturbance < kQuiet; });
-      return quiet >= settings_.rounds;
-    };
-    return std::all_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-      return enough(entry.measured) &&
-             (&entry - entries_.data() >= static_cast<std::ptrdiff_t>(recorded_) || enough(entry.recorded));
-    });
-  }
-
-  void keep_quietest(std::vector<Turn>& turns) const {
-    std::stable_sort(turns.begin(), turns.end(),
-                     [](const Turn& a, const Turn& b) { return a.disturbance < b.disturbance; });
-    if (static_cast<int>(turns.size()) > settings_.rounds) turns.resize(static_cast<std::size_t>(settings_.rounds));
-  }
-
   sc::World& world_;
-  const Settings& settings_;
-  Others others_;
   std::vector<Entry> entries_;
   std::size_t recorded_ = 0;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   at::Tensor tokens_, next_;
+};
+
+/// Rounds of all placements.
+class Bench {
+ public:
+  Bench(sc::World& world, const Settings& settings) : settings_(settings), others_(world) {
+    for (const Family& family : families()) courses_.emplace_back(world, settings, family);
+  }
+
+  /// Until there have been enough rounds in peace, or for so long that it is hopeless.
+  void run() {
+    round();  // everything allocates what it needs
+    const auto quiet = [](const Round& round) { return round.disturbance < kQuiet; };
+    for (int i = 0; i < kMostPatience * settings_.rounds; ++i) {
+      if (std::count_if(rounds_.begin(), rounds_.end(), quiet) >= settings_.rounds) break;
+      rounds_.push_back(round());
+    }
+    std::stable_sort(rounds_.begin(), rounds_.end(),
+                     [](const Round& a, const Round& b) { return a.disturbance < b.disturbance; });
+    if (static_cast<int>(rounds_.size()) > settings_.rounds) rounds_.resize(static_cast<std::size_t>(settings_.rounds));
+  }
+
+  /// On rank 0.
+  void report(std::ostream& out) const {
+    const char* separator = "[";
+    for (std::size_t c = 0; c < courses_.size(); ++c) {
+      for (std::size_t i = 0; i < courses_[c].entries().size(); ++i) {
+        out << separator << "{\"schedule\": \"" << courses_[c].entries()[i].name
+            << "\", \"recorded\": " << (courses_[c].is_recorded(i) ? "true" : "false") << ", \"rounds\": ";
+        separator = "[";
+        for (const Round& round : rounds_) {
+          out << separator << "{\"predicted\": " << round.turns[c].predicted[i]
+              << ", \"measured\": " << round.turns[c].measured[i] << ", \"disturbance\": " << round.disturbance << "}";
+          separator = ", ";
+        }
+        out << "]}";
+      }
+    }
+    out << "]\n";
+  }
+
+ private:
+  struct Round {
+    std::vector<Turns> turns;  // by placement
+    double disturbance = 0;    // what else used processors meanwhile, as a part of one
+  };
+
+  Round round() {
+    Round round;
+    others_.begin();
+    for (Course& course : courses_) round.turns.push_back(course.round());
+    round.disturbance = others_.end();
+    return round;
+  }
+
+  const Settings& settings_;
+  Others others_;
+  std::vector<Course> courses_;
+  std::vector<Round> rounds_;
 };
 
 }  // namespace
@@ -260,24 +288,15 @@ int main(int argc, char** argv) {
   const auto argument = [&](std::size_t i, auto fallback) {
     return numbers.size() > i ? static_cast<decltype(fallback)>(numbers[i]) : fallback;
   };
-  const auto family = argument(0, std::size_t{0});
-  if (numbers.empty() || family >= families().size()) {
-    std::cerr << "usage: fidelity_bench FAMILY [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]], FAMILY from 0 to "
-              << families().size() - 1 << "\n";
-    return 2;
-  }
   Settings settings;
-  settings.ranks = argument(1, settings.ranks);
-  settings.rounds = argument(2, settings.rounds);
-  settings.microbatches = argument(3, settings.microbatches);
-  settings.rows = argument(4, settings.rows);
-  settings.model.width = argument(5, settings.model.width);
+  settings.ranks = argument(0, settings.ranks);
+  settings.rounds = argument(1, settings.rounds);
+  settings.microbatches = argument(2, settings.microbatches);
+  settings.rows = argument(3, settings.rows);
+  settings.model.width = argument(4, settings.model.width);
   return sc::launch(argc, argv, {.ranks = settings.ranks, .threads_per_rank = 1}, [&](sc::World& world) {
-    Course course(world, settings, families()[family]);
-    course.run();
-    if (world.rank().value != 0) return;
-    std::cout << "[";
-    course.report(std::cout);
-    std::cout << "]" << std::endl;
+    Bench bench(world, settings);
+    bench.run();
+    if (world.is_first()) bench.report(std::cout);
   });
 }

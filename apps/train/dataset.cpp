@@ -2,38 +2,37 @@
 
 #include <ATen/ops/empty.h>
 
-#include <map>
 #include <numeric>
 
+#include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/random.h"
 
 namespace stagecraft::train {
 
-at::ScalarType scalar_type_of(const safetensors::Entry& entry, const std::string& path) {
-  static const std::map<std::string_view, at::ScalarType> types = {
-      {"BOOL", at::kBool}, {"U8", at::kByte},  {"I8", at::kChar},       {"I16", at::kShort}, {"I32", at::kInt},
-      {"I64", at::kLong},  {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"F32", at::kFloat}, {"F64", at::kDouble}};
-  const auto found = types.find(entry.dtype);
-  if (found == types.end())
-    throw FileError(path, "'" + entry.name + "' is " + entry.dtype + ", which cannot be trained on");
-  return found->second;
+namespace {
+
+at::Tensor room_for(const safetensors::Entry& entry, const std::vector<std::int64_t>& sizes) {
+  const std::optional<at::ScalarType> type = dtype_of(entry.dtype);
+  if (!type) throw InvalidArgument("'" + entry.name + "' is " + entry.dtype + ", which LibTorch does not have");
+  return at::empty(sizes, at::TensorOptions().dtype(*type));
 }
 
-const safetensors::Entry& Dataset::entry(const std::string& name) const {
-  if (const safetensors::Entry* found = reader_.find(name)) return *found;
+}  // namespace
+
+std::string Dataset::names() const {
   std::string names;
   for (const safetensors::Entry& each : reader_.entries()) names += (names.empty() ? "" : ", ") + each.name;
-  throw FileError(path(), "there is no tensor '" + name + "': it has " + (names.empty() ? "none" : names));
+  return names.empty() ? "none" : names;
 }
 
 at::Tensor Dataset::rows(const std::string& name, const std::vector<std::int64_t>& which) const {
-  const safetensors::Entry& from = entry(name);
+  const safetensors::Entry& from = *find(name);
   std::vector<std::int64_t> sizes = from.shape;
   const auto row_bytes =
       static_cast<std::size_t>(sizes.front() == 0 ? 0 : from.bytes / static_cast<std::uint64_t>(sizes.front()));
   sizes.front() = static_cast<std::int64_t>(which.size());
-  at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(scalar_type_of(from, path())));
+  at::Tensor tensor = room_for(from, sizes);
   auto* into = static_cast<char*>(tensor.data_ptr());
   for (const std::int64_t row : which) {
     reader_.read(from, static_cast<std::uint64_t>(row) * row_bytes, into, row_bytes);
@@ -43,8 +42,8 @@ at::Tensor Dataset::rows(const std::string& name, const std::vector<std::int64_t
 }
 
 at::Tensor Dataset::whole(const std::string& name) const {
-  const safetensors::Entry& from = entry(name);
-  at::Tensor tensor = at::empty(from.shape, at::TensorOptions().dtype(scalar_type_of(from, path())));
+  const safetensors::Entry& from = *find(name);
+  at::Tensor tensor = room_for(from, from.shape);
   reader_.read(from, 0, tensor.data_ptr(), from.bytes);
   return tensor;
 }

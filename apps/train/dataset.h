@@ -15,9 +15,11 @@ class Dataset {
   /// Throws FileError.
   explicit Dataset(const std::string& path) : reader_(path) {}
 
-  [[nodiscard]] const std::string& path() const { return reader_.path(); }
-  /// Throws FileError that lists what there is.
-  [[nodiscard]] const safetensors::Entry& entry(const std::string& name) const;
+  /// Null when there is none of that name.
+  [[nodiscard]] const safetensors::Entry* find(const std::string& name) const { return reader_.find(name); }
+  /// "inputs, target".
+  [[nodiscard]] std::string names() const;
+  /// These are there, and of a type that LibTorch has.
   [[nodiscard]] at::Tensor rows(const std::string& name, const std::vector<std::int64_t>& which) const;
   [[nodiscard]] at::Tensor whole(const std::string& name) const;
 
@@ -43,8 +45,5 @@ class RowOrder {
   std::int64_t epoch_ = -1;
   std::vector<std::int64_t> order_;
 };
-
-/// LibTorch's type for the format's ("F32"). Throws FileError for one that it does not have.
-at::ScalarType scalar_type_of(const safetensors::Entry& entry, const std::string& path);
 
 }  // namespace stagecraft::train

@@ -1,12 +1,40 @@
+#include <ATen/Context.h>
+
+#include <atomic>
+
 #include "options.h"
+#include "stagecraft/core/error.h"
 #include "stagecraft/runtime/launch.h"
 #include "training.h"
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUnusable = 2;  // as the other commands say it: what they were given
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace stagecraft;
   train::Options options;
   int code = 0;
   if (!train::parse(argc, argv, options, code)) return code;
-  return launch(argc, argv, {.ranks = options.ranks, .replicas = options.replicas},
-                [&](World& world) { train::train(world, options); });
+  const bool cuda = options.device == "cuda" || (options.device == "auto" && at::hasCUDA());
+  std::atomic<int> failed = kFailed;
+  const LaunchOptions where = {.ranks = options.ranks,
+                               .replicas = options.replicas,
+                               .device_type = cuda ? at::kCUDA : at::kCPU,
+                               .name = "stagecraft: train"};
+  const auto program = [&](World& world) {
+    try {
+      train::train(world, options);
+    } catch (const InvalidArgument&) {
+      failed = kUnusable;
+      throw;
+    } catch (const FileError&) {
+      failed = kUnusable;
+      throw;
+    }
+  };
+  return launch(argc, argv, where, program) == 0 ? 0 : failed.load();
 }

@@ -41,6 +41,9 @@ void add_options(CLI::App& parser, Options& options) {
   parser.add_option("--replicas", options.replicas, "Pipelines side by side")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  parser.add_option("--device", options.device, "cpu, cuda, or auto: cuda where there is any")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
   parser.add_option("--schedule", options.schedule, "A known schedule (stagecraft list), or a CSV file")
       ->capture_default_str();
   parser.add_option("--microbatches", options.microbatches, "Per step")

@@ -24,6 +24,7 @@ struct Options {
 
   int ranks = 1;
   int replicas = 1;
+  std::string device = "auto";  ///< "cpu", "cuda", or CUDA where there is any.
   std::string schedule = "1F1B";
   int microbatches = 1;
   std::vector<std::string> at;  ///< "module" or "module:end".

@@ -1,6 +1,7 @@
 #include "training.h"
 
 #include <torch/optim.h>
+#include <unistd.h>
 
 #include <cinttypes>
 #include <cstdio>
@@ -10,8 +11,10 @@
 #include "dataset.h"
 #include "objective.h"
 #include "stagecraft/checkpoint/checkpoint.h"
+#include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 #include "stagecraft/runtime/split.h"
 
 namespace stagecraft::train {
@@ -40,118 +43,106 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, 
 /// The model's inputs from the data: those with rows, and those that are the same in every step.
 class Batches {
  public:
-  Batches(const Pipe& pipe, const Options& options) : options_(options), data_(options.data) {
-    const graph::Program& program = pipe.program();
-    const PipelineOptions splits = pipe.options({});
-    std::size_t leaf = 0;
-    std::vector<const graph::Input*> leaves;
-    for (const graph::Input& input : program.inputs) {
-      if (!input.is_loaded()) leaves.push_back(&input);
-    }
-    const auto add = [&](const std::string& name, const graph::Tree& tree) {
-      const graph::Input& input = *leaves[leaf];
-      leaf += static_cast<std::size_t>(tree.leaves());
-      if (tree.kind != graph::Tree::Kind::kLeaf) {
-        faults_.push_back("the input '" + name + "' is nested, which train cannot fill: use the library");
-      } else if (input.kind == graph::Input::Kind::kUser) {
-        const auto found = splits.keyword_splits.find(name);
-        const bool by_row = found == splits.keyword_splits.end() || found->second.dimension.has_value();
-        check(name, program.values[static_cast<std::size_t>(input.value)].tensor, by_row);
-        (by_row ? by_row_ : whole_).push_back(name);
+  Batches(const Pipe& pipe, const Options& options, at::Device device)
+      : options_(options), data_(options.data), device_(device) {
+    Faults faults;
+    for (const ModelInput& input : pipe.inputs()) {
+      if (input.fixed) continue;
+      if (!input.tensor || input.name.empty()) {
+        faults.add("the input '" + input.name + "' is nested or has no name, so train cannot fill it: use the library");
+        continue;
       }
-    };
-    for (std::size_t i = 0; i < program.arguments.children.size(); ++i) {
-      add(i < program.argument_names.size() ? program.argument_names[i] : std::to_string(i),
-          program.arguments.children[i]);
+      const bool by_row = input.split.dimension.has_value();
+      (by_row ? by_row_ : whole_).push_back(input.name);
+      if (const safetensors::Entry* entry = find(input.name, faults)) check(input, *entry, by_row, faults);
     }
-    for (std::size_t i = 0; i < program.keywords.children.size(); ++i)
-      add(program.keywords.keys[i], program.keywords.children[i]);
-    count_rows();
-    refuse_faults();
-    order_.emplace(rows_, options.batch, !options.in_order, options.seed);
+    const safetensors::Entry* target = find(options.target, faults);
+    if (target != nullptr) count(*target, faults);
+    const std::int64_t wanted = options.batch * options.replicas;
+    if (rows_ && *rows_ < wanted) {
+      faults.add("there are " + std::to_string(*rows_) + " rows, fewer than the " + std::to_string(wanted) +
+                 " of one step: give more data, or a smaller --batch");
+    }
+    if (!faults.empty()) throw FileError(options.data, faults.text());
+    if (options.batch < options.microbatches) {
+      throw InvalidArgument("a step of " + std::to_string(options.batch) + " rows cannot be cut into " +
+                            std::to_string(options.microbatches) +
+                            " microbatches: give a larger --batch or fewer --microbatches");
+    }
+    order_.emplace(*rows_, options.batch, !options.in_order, options.seed);
   }
 
   [[nodiscard]] ValueDict inputs(std::int64_t batch) {
     ValueDict dict;
-    for (const std::string& name : by_row_) dict.emplace_back(name, data_.rows(name, order_->batch(batch)));
-    for (const std::string& name : whole_) dict.emplace_back(name, data_.whole(name));
+    for (const std::string& name : by_row_) dict.emplace_back(name, data_.rows(name, order_->batch(batch)).to(device_));
+    for (const std::string& name : whole_) dict.emplace_back(name, data_.whole(name).to(device_));
     return dict;
   }
-  [[nodiscard]] at::Tensor targets(std::int64_t batch) { return data_.rows(options_.target, order_->batch(batch)); }
+  [[nodiscard]] at::Tensor targets(std::int64_t batch) {
+    return data_.rows(options_.target, order_->batch(batch)).to(device_);
+  }
 
  private:
-  void check(const std::string& name, const graph::TensorType& type, bool by_row) {
-    try {
-      const safetensors::Entry& entry = data_.entry(name);
-      bool fits = entry.shape.size() == type.sizes.size();
-      for (std::size_t d = by_row ? 1 : 0; fits && d < type.sizes.size(); ++d) {
-        fits = !type.sizes[d].fixed() || type.sizes[d].value == entry.shape[d];
-      }
-      fits = fits && scalar_type_of(entry, data_.path()) == expected(type.element);
-      if (!fits) {
-        faults_.push_back("'" + name + "' is " + entry.text() + ", but the model takes " +
-                          std::string(graph::text(type.element)) + " " + graph::text(type.sizes) +
-                          (by_row ? " with rows of the data in the first place" : ""));
-      }
-    } catch (const FileError& error) {
-      faults_.emplace_back(error.what());
+  const safetensors::Entry* find(const std::string& name, Faults& faults) const {
+    const safetensors::Entry* entry = data_.find(name);
+    if (entry == nullptr) {
+      faults.add("there is no tensor '" + name + "': it has " + data_.names() +
+                 (name == options_.target ? "; name the targets with --target" : ""));
     }
+    return entry;
   }
 
-  static at::ScalarType expected(graph::ElementType type) {
-    for (const auto& [name, own] : {std::pair{"bool", at::kBool},
-                                    {"uint8", at::kByte},
-                                    {"int8", at::kChar},
-                                    {"int16", at::kShort},
-                                    {"int32", at::kInt},
-                                    {"int64", at::kLong},
-                                    {"float16", at::kHalf},
-                                    {"bfloat16", at::kBFloat16},
-                                    {"float32", at::kFloat},
-                                    {"float64", at::kDouble}}) {
-      if (graph::text(type) == name) return own;
+  void check(const ModelInput& input, const safetensors::Entry& entry, bool by_row, Faults& faults) {
+    TensorSpec wanted = *input.tensor;
+    if (by_row && !wanted.sizes.empty()) wanted.sizes.front() = TensorSpec::kAny;
+    bool fits = dtype_of(entry.dtype) == wanted.dtype && entry.shape.size() == wanted.sizes.size();
+    for (std::size_t d = 0; fits && d < entry.shape.size(); ++d) {
+      fits = wanted.sizes[d] == TensorSpec::kAny || wanted.sizes[d] == entry.shape[d];
     }
-    return at::ScalarType::Undefined;
+    if (!fits) faults.add("'" + input.name + "' is " + text_of(entry) + ", but the model takes " + wanted.text());
+    if (fits && by_row) count(entry, faults);
   }
 
-  void count_rows() {
-    rows_ = -1;
-    std::vector<std::string> names = by_row_;
-    names.push_back(options_.target);
-    for (const std::string& name : names) {
-      try {
-        const safetensors::Entry& entry = data_.entry(name);
-        const std::int64_t rows = entry.shape.empty() ? 0 : entry.shape.front();
-        if (rows_ >= 0 && rows != rows_)
-          faults_.push_back("'" + name + "' has " + std::to_string(rows) + " rows, others have " +
-                            std::to_string(rows_));
-        if (rows_ < 0) rows_ = rows;
-      } catch (const FileError& error) {
-        if (name == options_.target) faults_.push_back(std::string(error.what()) + "; name the targets with --target");
-      }
-    }
-    if (rows_ >= 0 && rows_ < options_.batch * options_.replicas) {
-      faults_.push_back("there are " + std::to_string(rows_) + " rows, fewer than the " +
-                        std::to_string(options_.batch * options_.replicas) +
-                        " of one step: give more data, or a smaller --batch");
-    }
+  /// In LibTorch's words, as far as it has any.
+  static std::string text_of(const safetensors::Entry& entry) {
+    const std::optional<at::ScalarType> type = dtype_of(entry.dtype);
+    return type ? TensorSpec{entry.shape, *type}.text() : entry.text();
   }
 
-  void refuse_faults() const {
-    if (faults_.empty()) return;
-    std::string list;
-    for (const std::string& fault : faults_) list += (list.empty() ? "" : "; ") + fault;
-    throw FileError(options_.data, list);
+  void count(const safetensors::Entry& entry, Faults& faults) {
+    const std::int64_t rows = entry.shape.empty() ? 0 : entry.shape.front();
+    if (rows_ && *rows_ != rows) {
+      faults.add("'" + entry.name + "' has " + std::to_string(rows) + " rows, others have " + std::to_string(*rows_));
+    }
+    if (!rows_) rows_ = rows;
   }
 
   const Options& options_;
   Dataset data_;
+  at::Device device_;
   std::vector<std::string> by_row_;
   std::vector<std::string> whole_;
-  std::vector<std::string> faults_;
-  std::int64_t rows_ = 0;
+  std::optional<std::int64_t> rows_;
   std::optional<RowOrder> order_;
 };
+
+/// What is written at the end can be written: nobody trains for a month to learn that it cannot.
+void check_places(const Options& options) {
+  Faults faults;
+  for (const auto& [option, file] :
+       {std::pair("--save", options.save), {"--save-weights", options.save_weights}, {"--losses", options.losses}}) {
+    if (file.empty()) continue;
+    const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
+    if (!std::filesystem::is_directory(folder)) {
+      faults.add("'" + file + "' cannot be written, for there is no folder '" + folder.string() +
+                 "': make it, or choose another " + option);
+    } else if (::access(folder.c_str(), W_OK) != 0) {
+      faults.add("'" + file + "' cannot be written, for the folder '" + folder.string() +
+                 "' may not be written to: choose another " + option);
+    }
+  }
+  if (!faults.empty()) throw InvalidArgument(faults.text());
+}
 
 /// Says how it goes, on the rank that knows.
 class Progress {
@@ -210,8 +201,9 @@ Pipe cut_for(const Options& options, const World& world) {
 }
 
 void train(World& world, const Options& options) {
+  check_places(options);
   const Pipe pipe = cut_for(options, world);
-  Batches batches(pipe, options);
+  Batches batches(pipe, options, world.device());
   PipelineOptions how =
       pipe.options({.schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options)});
   how.seed = options.seed;
@@ -229,8 +221,8 @@ void train(World& world, const Options& options) {
     save_checkpoint(world, pipeline, options.save, {.optimizer = optimizer.get(), .step = step});
     progress.say("saved step " + std::to_string(step) + " in " + options.save);
   };
-  if (step == 0) progress.say(pipe.summary());
   progress.begin(step);
+  if (step == 0) progress.say(pipe.summary());
   bool saved = true;
   while (step < options.steps) {
     const std::int64_t batch = step * world.replicas() + world.replica();

@@ -1,44 +1,40 @@
-#include "dtypes.h"
+#include "stagecraft/checkpoint/dtypes.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
 
 namespace stagecraft {
+namespace {
+
+constexpr std::array kTypes = {std::pair{at::kBool, "BOOL"},
+                               std::pair{at::kByte, "U8"},
+                               std::pair{at::kChar, "I8"},
+                               std::pair{at::kShort, "I16"},
+                               std::pair{at::kInt, "I32"},
+                               std::pair{at::kLong, "I64"},
+                               std::pair{at::kUInt16, "U16"},
+                               std::pair{at::kUInt32, "U32"},
+                               std::pair{at::kUInt64, "U64"},
+                               std::pair{at::kHalf, "F16"},
+                               std::pair{at::kBFloat16, "BF16"},
+                               std::pair{at::kFloat, "F32"},
+                               std::pair{at::kDouble, "F64"},
+                               std::pair{at::kComplexFloat, "C64"},
+                               std::pair{at::kFloat8_e4m3fn, "F8_E4M3"},
+                               std::pair{at::kFloat8_e5m2, "F8_E5M2"}};
+
+}  // namespace
 
 std::string dtype_name(at::ScalarType type) {
-  switch (type) {
-    case at::kBool:
-      return "BOOL";
-    case at::kByte:
-      return "U8";
-    case at::kChar:
-      return "I8";
-    case at::kShort:
-      return "I16";
-    case at::kInt:
-      return "I32";
-    case at::kLong:
-      return "I64";
-    case at::kUInt16:
-      return "U16";
-    case at::kUInt32:
-      return "U32";
-    case at::kUInt64:
-      return "U64";
-    case at::kHalf:
-      return "F16";
-    case at::kBFloat16:
-      return "BF16";
-    case at::kFloat:
-      return "F32";
-    case at::kDouble:
-      return "F64";
-    case at::kComplexFloat:
-      return "C64";
-    case at::kFloat8_e4m3fn:
-      return "F8_E4M3";
-    case at::kFloat8_e5m2:
-      return "F8_E5M2";
-    default:
-      return {};
-  }
+  const auto* found = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& own) { return own.first == type; });
+  return found == kTypes.end() ? "" : found->second;
+}
+
+std::optional<at::ScalarType> dtype_of(std::string_view name) {
+  const auto* found = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& own) { return own.second == name; });
+  if (found == kTypes.end()) return std::nullopt;
+  return found->first;
 }
 
 }  // namespace stagecraft

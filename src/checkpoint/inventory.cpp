@@ -30,6 +30,16 @@ NamedTensors weights_of(const Pipeline& pipeline) {
   return all;
 }
 
+std::vector<std::string> other_names(const Pipeline& pipeline, const std::string& parameter) {
+  std::set<std::string> names;
+  for (const Stage& stage : pipeline.stages()) {
+    for (const auto& [other, known] : stage.options().other_names) {
+      if (known == parameter) names.insert(other);
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
 std::vector<std::string> not_saved(const Pipeline& pipeline) {
   std::vector<std::string> names;
   for (const Stage& stage : pipeline.stages()) {

@@ -16,6 +16,8 @@ namespace stagecraft {
 /// Parameters and buffers of this rank's stages, without those that are not saved. A tensor that several of its stages
 /// share under one name is there once.
 NamedTensors weights_of(const Pipeline& pipeline);
+/// Further names of a parameter of the pipeline.
+std::vector<std::string> other_names(const Pipeline& pipeline, const std::string& parameter);
 /// Names of buffers that are not saved.
 std::vector<std::string> not_saved(const Pipeline& pipeline);
 /// Parameters of the pipeline that the optimizer changes, by every name they have.

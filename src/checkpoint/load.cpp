@@ -4,11 +4,11 @@
 #include <optional>
 #include <set>
 
-#include "dtypes.h"
 #include "inventory.h"
 #include "metadata.h"
 #include "optimizer_state.h"
 #include "stagecraft/checkpoint/checkpoint.h"
+#include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
@@ -85,7 +85,12 @@ class Load {
       return reader_->find(name);
     };
     for (const auto& [name, tensor] : weights_of(pipeline_)) {
-      weights_.push_back({tensor, find(name)});
+      const Entry* entry = find(name);
+      for (const std::string& other : other_names(pipeline_, name)) {
+        const Entry* under_other = find(other);
+        if (entry == nullptr) entry = under_other;
+      }
+      weights_.push_back({tensor, entry});
       require_like(name, weights_.back().entry, tensor.scalar_type(), tensor.sizes());
     }
     for (const std::string& name : not_saved(pipeline_)) names.push_back(name);

@@ -6,11 +6,11 @@
 #include <optional>
 #include <sstream>
 
-#include "dtypes.h"
 #include "inventory.h"
 #include "metadata.h"
 #include "optimizer_state.h"
 #include "stagecraft/checkpoint/checkpoint.h"
+#include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
@@ -77,7 +77,10 @@ class Save {
 
   Faults take_stock() {
     std::vector<std::string> faults;
-    items_ = weights_of(pipeline_);
+    for (const auto& [name, tensor] : weights_of(pipeline_)) {
+      items_.emplace_back(name, tensor);
+      for (const std::string& other : other_names(pipeline_, name)) items_.emplace_back(other, tensor);
+    }
     for (const auto& [name, tensor] : items_) {
       if (name.starts_with(kStatePrefix))
         faults.push_back(in_quotes(name) + " is a name for optimizer state: rename it");

@@ -213,8 +213,8 @@ void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& sc
       read_region(cursor, scope, context, depth);
       return;
     }
-    faults_.push_back("node " + std::to_string(program_.nodes.size()) + ": the higher-order operator '" +
-                      target.substr(kHigherOrder.size()) + "' is not supported: write the model without it");
+    faults_.add("node " + std::to_string(program_.nodes.size()) + ": the higher-order operator '" +
+                target.substr(kHigherOrder.size()) + "' is not supported: write the model without it");
   }
   Node node;
   node.target = operator_name(target);
@@ -239,7 +239,7 @@ void GraphReader::read_arguments(const Cursor& cursor, Node& node, const Scope& 
       node.arguments.push_back({given["name"].text(), argument(given["arg"], scope)});
     });
   } catch (const InvalidArgument& error) {
-    faults_.push_back(program_.describe(node) + ": " + error.what());
+    faults_.add(program_.describe(node) + ": " + error.what());
   }
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cursor.h"
+#include "stagecraft/core/faults.h"
 #include "stagecraft/graph/program.h"
 
 namespace stagecraft::graph {
@@ -13,7 +14,7 @@ namespace stagecraft::graph {
 /// collected; a text that is not of the format is an InvalidArgument.
 class GraphReader {
  public:
-  GraphReader(Program& program, std::vector<std::string>& faults) : program_(program), faults_(faults) {}
+  GraphReader(Program& program, Faults& faults) : program_(program), faults_(faults) {}
 
   /// Names of values in the graph being read.
   using Scope = std::unordered_map<std::string, ValueId>;
@@ -45,7 +46,7 @@ class GraphReader {
   int find_or_add_module(const std::string& path, const std::string& type, int parent);
 
   Program& program_;
-  std::vector<std::string>& faults_;
+  Faults& faults_;
   std::unordered_map<std::string, int> modules_;
 };
 

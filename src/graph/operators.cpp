@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 namespace stagecraft::graph {
@@ -40,17 +41,120 @@ const std::set<std::string_view>& random_operators() {
   return names;
 }
 
+/// Arguments that an operator changes beside its first, by its name without a trailing underscore.
+const std::map<std::string_view, std::vector<std::string_view>>& changing_operators() {
+  static const std::vector<std::string_view> statistics = {"running_mean", "running_var"};
+  static const std::vector<std::string_view> observed = {"running_min", "running_max", "scale", "zero_point"};
+  static const std::vector<std::string_view> moments = {"grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"};
+  static const std::map<std::string_view, std::vector<std::string_view>> all = {
+      {"_amp_foreach_non_finite_check_and_unscale", {"found_inf"}},
+      {"_amp_update_scale", {"growth_tracker"}},
+      {"_batch_norm_impl_index", statistics},
+      {"_batch_norm_with_update", statistics},
+      {"_cummax_helper", {"values", "indices"}},
+      {"_cummin_helper", {"values", "indices"}},
+      {"_flash_attention_forward_no_dropout_inplace", {"out"}},
+      {"_fused_adagrad", {"grads", "state_sums", "state_steps"}},
+      {"_fused_adam", moments},
+      {"_fused_adamw", moments},
+      {"_fused_moving_avg_obs_fq_helper", observed},
+      {"_fused_sgd", {"grads", "momentum_buffer_list"}},
+      {"_native_batch_norm_legit", statistics},
+      {"batch_norm", statistics},
+      {"cudnn_batch_norm", statistics},
+      {"fbgemm_linear_fp16_weight", {"output"}},
+      {"fbgemm_linear_fp16_weight_fp32_activation", {"output"}},
+      {"fused_moving_avg_obs_fake_quant", observed},
+      {"instance_norm", statistics},
+      {"miopen_batch_norm", statistics},
+      {"native_batch_norm", statistics},
+      {"rrelu_with_noise", {"noise"}}};
+  return all;
+}
+
+/// What the tensors that an overload writes its results into are called. Some of these are inputs elsewhere; taking one
+/// for changed that is not only forbids a cut.
+const std::vector<std::string_view>& names_of_results() {
+  static const std::vector<std::string_view> names = {"L",
+                                                      "LD",
+                                                      "LU",
+                                                      "M",
+                                                      "P",
+                                                      "Q",
+                                                      "R",
+                                                      "S",
+                                                      "U",
+                                                      "V",
+                                                      "Vh",
+                                                      "X",
+                                                      "a",
+                                                      "bin_edges",
+                                                      "buffer",
+                                                      "eigenvalues",
+                                                      "eigenvectors",
+                                                      "eigvals",
+                                                      "eigvecs",
+                                                      "exponent",
+                                                      "grad_bias",
+                                                      "grad_input",
+                                                      "grad_weight",
+                                                      "hist",
+                                                      "indices",
+                                                      "info",
+                                                      "inverse",
+                                                      "is_target",
+                                                      "logabsdet",
+                                                      "mantissa",
+                                                      "max",
+                                                      "max_values",
+                                                      "min",
+                                                      "min_indices",
+                                                      "out",
+                                                      "out0",
+                                                      "out1",
+                                                      "out2",
+                                                      "out3",
+                                                      "out4",
+                                                      "out5",
+                                                      "out6",
+                                                      "output",
+                                                      "pivots",
+                                                      "rank",
+                                                      "reserve",
+                                                      "residuals",
+                                                      "result",
+                                                      "save_invstd",
+                                                      "save_mean",
+                                                      "sign",
+                                                      "singular_values",
+                                                      "solution",
+                                                      "tau",
+                                                      "total_weight",
+                                                      "values"};
+  return names;
+}
+
 struct Name {
   std::string_view space;
   std::string_view base;
+  std::string_view overload;
 };
 
 Name name_of(std::string_view target) {
   const std::size_t colons = target.find("::");
-  if (colons == std::string_view::npos) return {{}, target};
-  std::string_view base = target.substr(colons + 2);
-  base = base.substr(0, base.find('.'));
-  return {target.substr(0, colons), base};
+  if (colons == std::string_view::npos) return {{}, target, {}};
+  const std::string_view whole = target.substr(colons + 2);
+  const std::size_t dot = std::min(whole.find('.'), whole.size());
+  return {target.substr(0, colons), whole.substr(0, dot), whole.substr(std::min(dot + 1, whole.size()))};
+}
+
+/// An overload that writes into tensors that it is given.
+bool writes_results(const Name& name) {
+  static const std::set<std::string_view> overloads = {
+      "L",       "Q",       "U",          "X",      "dim_max", "dim_min", "dim_values", "eigenvalues",
+      "eigvals", "inverse", "grad_input", "output", "result",  "sign",    "values",     "values_stable"};
+  return name.overload.ends_with("out") || name.overload.starts_with("out") || name.overload.starts_with("Out") ||
+         overloads.contains(name.overload) || (name.base == "geqrf" && name.overload == "a");
 }
 
 void add_tensors(const Argument& argument, std::vector<ValueId>& all) {
@@ -82,7 +186,7 @@ bool draws(const Node& node, std::string_view base) {
 }  // namespace
 
 bool changes_first_argument(std::string_view name) {
-  const auto [space, base] = name_of(name);
+  const std::string_view base = name_of(name).base;
   if (base == "record_stream" || base == "retain_grad" || base == "set_data") return true;
   static constexpr std::array kDouble = {"__iand__", "__ior__",  "__ixor__", "__ilshift__", "__irshift__",
                                          "__iadd__", "__isub__", "__imul__", "__idiv__"};
@@ -91,27 +195,23 @@ bool changes_first_argument(std::string_view name) {
 }
 
 bool may_share_memory(std::string_view name) {
-  const auto [space, base] = name_of(name);
-  if (space != "aten") return true;  // nothing is known about it
-  return sharing_operators().contains(base) || changes_first_argument(name);
+  const Name own = name_of(name);
+  if (own.space != "aten") return true;  // nothing is known about it
+  return sharing_operators().contains(own.base) || changes_first_argument(name) || writes_results(own);
 }
 
 std::vector<std::string_view> changed_arguments(std::string_view name) {
-  const auto [space, base] = name_of(name);
-  if (base.find("batch_norm") != std::string_view::npos || base == "instance_norm")
-    return {"running_mean", "running_var"};
-  if (base.find("rrelu_with_noise") == 0) return {"noise"};
-  if (base.find("moving_avg_obs") != std::string_view::npos) {
-    return {"running_min", "running_max", "scale", "zero_point"};
-  }
-  if (base == "_amp_update_scale_") return {"growth_tracker"};
-  if (base == "_amp_foreach_non_finite_check_and_unscale_") return {"found_inf"};
-  return {"out"};
+  const Name own = name_of(name);
+  std::vector<std::string_view> changed;
+  const std::string_view base = changes_first_argument(name) ? own.base.substr(0, own.base.size() - 1) : own.base;
+  if (const auto found = changing_operators().find(base); found != changing_operators().end()) changed = found->second;
+  if (writes_results(own)) changed.insert(changed.end(), names_of_results().begin(), names_of_results().end());
+  return changed;
 }
 
 Effects effects_of(const Node& node) {
   Effects effects;
-  const auto [space, base] = name_of(node.target);
+  const auto [space, base, overload] = name_of(node.target);
   const bool unknown = !space.empty() && space != "aten";
   effects.random = unknown || draws(node, base);
   if (changes_first_argument(node.target) && !node.arguments.empty()) {
@@ -154,7 +254,7 @@ double work_of(const Program& program, const Node& node) {
     const ValueInfo& info = program.values[static_cast<std::size_t>(value)];
     if (info.is_tensor()) made += static_cast<double>(info.tensor.elements());
   }
-  const auto [space, base] = name_of(node.target);
+  const std::string_view base = name_of(node.target).base;
   if (base == "linear" || base.find("conv") != std::string_view::npos) {
     if (const TensorType* weight = type_of("weight"); weight != nullptr && !weight->sizes.empty()) {
       const auto rows = static_cast<double>(std::max<std::int64_t>(1, weight->sizes.front().value));

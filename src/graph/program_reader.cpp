@@ -30,10 +30,10 @@ class ProgramReader {
       read_all(top);
     } catch (const InvalidArgument& error) {
       // What was found before may be the reason.
-      if (!faults_.empty()) refuse_all();
+      if (!faults_.empty()) refuse(faults_.text());
       throw;
     }
-    if (!faults_.empty()) refuse_all();
+    if (!faults_.empty()) refuse(faults_.text());
     join_shared_parameters();
     return std::move(program_);
   }
@@ -50,14 +50,6 @@ class ProgramReader {
   }
 
   [[noreturn]] void refuse(const std::string& why) const { throw FileError(archive_.name(), why); }
-
-  [[noreturn]] void refuse_all() const {
-    constexpr std::size_t kMost = 20;
-    std::string list;
-    for (std::size_t i = 0; i < std::min(faults_.size(), kMost); ++i) list += (list.empty() ? "" : "; ") + faults_[i];
-    if (faults_.size() > kMost) list += "; and " + std::to_string(faults_.size() - kMost) + " more";
-    refuse(list);
-  }
 
   void find_root() {
     constexpr std::string_view kFormat = "archive_format";
@@ -149,7 +141,7 @@ class ProgramReader {
         input.value = value_of(spec["arg"]["name"]);
         find_stored(input, weights, constants);
       } else {
-        faults_.push_back(cursor.path() + ": an input of the kind " + kind + " is not supported");
+        faults_.add(cursor.path() + ": an input of the kind " + kind + " is not supported");
       }
       if (input.value != kNoValue) {
         if (given[static_cast<std::size_t>(input.value)]) cursor.refuse("gives the same value as another input");
@@ -193,7 +185,7 @@ class ProgramReader {
         return;
       }
     }
-    faults_.push_back("the weight '" + input.name + "' is missing: save the model again");
+    faults_.add("the weight '" + input.name + "' is missing: save the model again");
   }
 
   /// What the graph says about a weight and what lies in the archive.
@@ -202,9 +194,8 @@ class ProgramReader {
     std::vector<Size> sizes;
     for (const std::int64_t size : input.stored.sizes) sizes.push_back({size, {}});
     if (expected.element == input.stored.element && expected.sizes == sizes) return;
-    faults_.push_back("the weight '" + input.name + "' is " + std::string(text(input.stored.element)) + " " +
-                      text(sizes) + ", but the graph wants " + std::string(text(expected.element)) + " " +
-                      text(expected.sizes));
+    faults_.add("the weight '" + input.name + "' is " + std::string(text(input.stored.element)) + " " + text(sizes) +
+                ", but the graph wants " + std::string(text(expected.element)) + " " + text(expected.sizes));
   }
 
   void read_outputs(const Cursor& specs) {
@@ -217,7 +208,7 @@ class ProgramReader {
       } else if (kind == "buffer_mutation") {
         read_update(spec);
       } else {
-        faults_.push_back(cursor.path() + ": an output of the kind " + kind + " is not supported");
+        faults_.add(cursor.path() + ": an output of the kind " + kind + " is not supported");
       }
     });
   }
@@ -230,7 +221,7 @@ class ProgramReader {
         return;
       }
     }
-    faults_.push_back("the buffer '" + name + "' is changed, but is no input");
+    faults_.add("the buffer '" + name + "' is changed, but is no input");
   }
 
   void read_trees(const Cursor& calls) {
@@ -330,7 +321,7 @@ class ProgramReader {
   std::string root_;
   std::string model_;
   Program program_;
-  std::vector<std::string> faults_;
+  Faults faults_;
   GraphReader graph_reader_;
   GraphReader::Scope scope_;
 };

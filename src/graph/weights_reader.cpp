@@ -46,14 +46,14 @@ std::string fault_of(const StoredTensor& tensor, std::uint64_t record_size) {
 }  // namespace
 
 StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
-                          std::vector<std::string>& faults) {
+                          Faults& faults) {
   StoredTensors result;
   if (!archive.contains(folder + configuration)) return result;
   const nlohmann::json text = nlohmann::json::parse(archive.read_text(folder + configuration), nullptr, false);
   if (text.is_discarded()) throw InvalidArgument("record '" + folder + configuration + "' is not JSON");
   Cursor(text, configuration)["config"].each_entry([&](const std::string& name, const Cursor& entry) {
     const auto refuse = [&](const std::string& why) {
-      faults.push_back("the weight '" + name + "' " + why);
+      faults.add("the weight '" + name + "' " + why);
       result.refused.insert(name);
     };
     if (entry["use_pickle"].flag()) {

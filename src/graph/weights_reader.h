@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "stagecraft/core/faults.h"
 #include "stagecraft/graph/program.h"
 
 namespace stagecraft::graph {
@@ -18,6 +19,6 @@ struct StoredTensors {
 /// The tensors that a folder's configuration lists, each checked to lie inside its record. What is wrong with them goes
 /// to `faults`. A folder without configuration has none.
 StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
-                          std::vector<std::string>& faults);
+                          Faults& faults);
 
 }  // namespace stagecraft::graph

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 #include "torch_types.h"
 
 namespace stagecraft {
@@ -74,7 +75,7 @@ class InputCheck {
     const graph::ValueInfo& info = program_.values[static_cast<std::size_t>(input.value)];
     if (!info.is_tensor()) return;
     if (!value.is_tensor() || !value.tensor().defined()) {
-      faults_.push_back(what + " must be a tensor, got " + value.kind());
+      faults_.add(what + " must be a tensor, got " + value.kind());
       return;
     }
     const at::Tensor& tensor = value.tensor();
@@ -85,15 +86,12 @@ class InputCheck {
     for (std::size_t d = 0; fits && d < sizes.size(); ++d)
       fits &= fits_size(sizes[d], tensor.size(static_cast<std::int64_t>(d)), hint);
     if (fits) return;
-    faults_.push_back(what + " is " + TensorSpec::of(tensor).text() + ", but the program takes " +
-                      std::string(text(info.tensor.element)) + " " + text(sizes) + hint);
+    faults_.add(what + " is " + TensorSpec::of(tensor).text() + ", but the program takes " +
+                std::string(text(info.tensor.element)) + " " + text(sizes) + hint);
   }
 
   void finish(StageId stage) const {
-    if (faults_.empty()) return;
-    std::string list;
-    for (const std::string& fault : faults_) list += (list.empty() ? "" : "; ") + fault;
-    throw ShapeError(list, stage);
+    if (!faults_.empty()) throw ShapeError(faults_.text(), stage);
   }
 
  private:
@@ -122,7 +120,7 @@ class InputCheck {
 
   const graph::Program& program_;
   std::map<std::string, std::int64_t> seen_;
-  std::vector<std::string> faults_;
+  Faults faults_;
 };
 
 bool same(const Value& value, const graph::Argument& fixed) {

@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 #include "stagecraft/graph/operators.h"
 
 namespace stagecraft {
@@ -59,11 +60,7 @@ class StageCompiler {
     for (const graph::SizeOf& size : stage_.sizes) add_size(size);
     for (const int node : stage_.nodes) add_node(node);
     for (const graph::Update& update : stage_.updates) add_update(update);
-    if (!faults_.empty()) {
-      std::string list;
-      for (const std::string& fault : faults_) list += (list.empty() ? "" : "; ") + fault;
-      throw InvalidArgument(list);
-    }
+    if (!faults_.empty()) throw InvalidArgument(faults_.text());
     find_last_uses(is_last);
     keep_constants();
     return std::move(result_);
@@ -99,7 +96,7 @@ class StageCompiler {
     try {
       resolve(node, maker, instruction);
     } catch (const InvalidArgument& error) {
-      faults_.push_back(program_.describe(node) + " " + error.what());
+      faults_.add(program_.describe(node) + " " + error.what());
     }
     for (const graph::Result& made : node.results) {
       Instruction::Result& own = instruction.results.emplace_back();
@@ -266,7 +263,7 @@ class StageCompiler {
   std::vector<bool> changed_;       // by value
   std::set<ValueId> counters_;
   std::set<ValueId> steady_;  // constants, and what is made from them alone
-  std::vector<std::string> faults_;
+  Faults faults_;
   std::vector<std::ptrdiff_t> last_;
 };
 

@@ -1,12 +1,14 @@
 #include "stagecraft/model/pipe.h"
 
 #include <algorithm>
+#include <span>
 
 #include "calling.h"
 #include "interpreter.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/graph/report.h"
 #include "stagecraft/runtime/split.h"
+#include "torch_types.h"
 #include "weights.h"
 
 namespace stagecraft {
@@ -23,15 +25,35 @@ std::vector<int> places(const graph::Program& program, const CutOptions& options
   return {};
 }
 
-/// The dimension to cut a leaf along: the first that has the symbol of the batch; none when it has no such dimension.
-std::optional<std::int64_t> batch_dimension(const graph::Program& program, const graph::Input& input,
+/// The batch is what the first dynamic size is about; empty when there is none.
+std::string batch_symbol(const graph::Program& program) {
+  for (const graph::Input& input : program.inputs) {
+    if (input.kind != graph::Input::Kind::kUser) continue;
+    for (const graph::Size& size : program.values[static_cast<std::size_t>(input.value)].tensor.sizes) {
+      if (!size.fixed()) return size.expression;
+    }
+  }
+  return {};
+}
+
+/// Of the first tensor that has it.
+std::optional<std::int64_t> batch_dimension(const graph::Program& program, std::span<const graph::Input* const> leaves,
                                             const std::string& symbol) {
-  if (input.kind != graph::Input::Kind::kUser) return std::nullopt;
-  const std::vector<graph::Size>& sizes = program.values[static_cast<std::size_t>(input.value)].tensor.sizes;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d].expression == symbol) return static_cast<std::int64_t>(d);
+  for (const graph::Input* leaf : leaves) {
+    if (leaf->kind != graph::Input::Kind::kUser) continue;
+    const std::vector<graph::Size>& sizes = program.values[static_cast<std::size_t>(leaf->value)].tensor.sizes;
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d].expression == symbol) return static_cast<std::int64_t>(d);
+    }
   }
   return std::nullopt;
+}
+
+TensorSpec spec_of(const graph::TensorType& type) {
+  TensorSpec spec;
+  spec.dtype = scalar_type(type.element);
+  for (const graph::Size& size : type.sizes) spec.sizes.push_back(size.fixed() ? size.value : TensorSpec::kAny);
+  return spec;
 }
 
 }  // namespace
@@ -85,6 +107,7 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
       const graph::Input& loaded = program_->inputs[static_cast<std::size_t>(input)];
       own.emplace(input, all.at(input));
       if (loaded.kind == graph::Input::Kind::kParameter) parameters.emplace_back(loaded.name, all.at(input));
+      for (const std::string& other : loaded.other_names) options.other_names.emplace_back(other, loaded.name);
       if (loaded.kind == graph::Input::Kind::kBuffer) buffers.emplace_back(loaded.name, all.at(input));
       if (loaded.kind == graph::Input::Kind::kBuffer && !loaded.persistent) options.not_saved.push_back(loaded.name);
     }
@@ -113,51 +136,43 @@ PipelineOptions Pipe::options(PipelineOptions options) const {
   for (const graph::Tie& tie : cut_.ties) {
     options.ties.push_back({program_->inputs[static_cast<std::size_t>(tie.input)].name, tie.stages});
   }
-  // The batch is what the first dynamic size is about.
-  std::string symbol;
-  for (const graph::Input& input : program_->inputs) {
-    if (input.kind != graph::Input::Kind::kUser || !symbol.empty()) continue;
-    for (const graph::Size& size : program_->values[static_cast<std::size_t>(input.value)].tensor.sizes) {
-      if (symbol.empty()) symbol = size.expression;
-    }
+  const std::vector<ModelInput> all = inputs();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (options.argument_splits.size() <= i) options.argument_splits.push_back(all[i].split);
+    if (!all[i].name.empty()) options.keyword_splits.emplace(all[i].name, all[i].split);
   }
-  if (symbol.empty()) return options;
-  std::size_t next = 0;
+  return options;
+}
+
+std::vector<ModelInput> Pipe::inputs() const {
   std::vector<const graph::Input*> leaves;
   for (const graph::Input& input : program_->inputs) {
     if (!input.is_loaded()) leaves.push_back(&input);
   }
-  const auto split_of = [&](const graph::Tree& tree) {
-    const auto count = static_cast<std::size_t>(tree.leaves());
-    std::optional<std::int64_t> dimension;
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto own = batch_dimension(*program_, *leaves[next + i], symbol);
-      if (!dimension) dimension = own;
-    }
-    next += count;
-    return dimension ? Split::along(*dimension) : Split::replicate();
-  };
-  std::size_t position = 0;
+  const std::string symbol = batch_symbol(*program_);
+  std::vector<ModelInput> all;
+  std::span<const graph::Input* const> rest = leaves;
   const auto add = [&](const graph::Tree& tree, const std::string& name) {
-    const Split split = split_of(tree);
-    if (options.argument_splits.size() <= position) options.argument_splits.push_back(split);
-    if (!name.empty()) options.keyword_splits.emplace(name, split);
-    ++position;
+    const auto own = rest.first(static_cast<std::size_t>(tree.leaves()));
+    rest = rest.subspan(own.size());
+    ModelInput input{name, std::nullopt, false, {}};
+    if (tree.kind == graph::Tree::Kind::kLeaf) {
+      input.fixed = own.front()->kind == graph::Input::Kind::kFixed;
+      if (!input.fixed) input.tensor = spec_of(program_->values[static_cast<std::size_t>(own.front()->value)].tensor);
+    }
+    if (!symbol.empty()) {
+      const std::optional<std::int64_t> dimension = batch_dimension(*program_, own, symbol);
+      input.split = dimension ? Split::along(*dimension) : Split::replicate();
+    }
+    all.push_back(std::move(input));
   };
   for (std::size_t i = 0; i < program_->arguments.children.size(); ++i) {
     add(program_->arguments.children[i], i < program_->argument_names.size() ? program_->argument_names[i] : "");
   }
-  for (std::size_t i = 0; i < program_->keywords.children.size(); ++i)
+  for (std::size_t i = 0; i < program_->keywords.children.size(); ++i) {
     add(program_->keywords.children[i], program_->keywords.keys[i]);
-  return options;
-}
-
-std::vector<std::pair<std::string, std::string>> Pipe::other_names() const {
-  std::vector<std::pair<std::string, std::string>> names;
-  for (const graph::Input& input : program_->inputs) {
-    for (const std::string& other : input.other_names) names.emplace_back(other, input.name);
   }
-  return names;
+  return all;
 }
 
 }  // namespace stagecraft

@@ -207,7 +207,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, const std::funct
     if (world_of(argc, argv, options) == WorldKind::kMpi) return run_under_mpi(options, program);
     run_ranks(options, program);
   } catch (...) {
-    std::cerr << message_of(std::current_exception()) << "\n";
+    std::cerr << (options.name.empty() ? "" : options.name + ": ") + message_of(std::current_exception()) + "\n";
     return 1;
   }
   return 0;

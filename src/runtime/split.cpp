@@ -4,12 +4,12 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <numeric>
 #include <sstream>
 
 #include "stagecraft/core/balance.h"
+#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/microbatches.h"
@@ -40,16 +40,17 @@ torch::nn::Sequential layers_of(const torch::nn::Sequential& model, std::int64_t
   return part;
 }
 
-double seconds_now(at::Device device) {
+/// When the device has done what it was given.
+double seconds_on(at::Device device) {
   if (!device.is_cpu()) current_stream(device).synchronize();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return seconds_now();
 }
 
 /// Forward and backward of one layer once; what it returned is left in `output`.
 double time_of(torch::nn::Sequential& layer, const std::vector<at::Tensor>& weights, const at::Tensor& input,
                at::Tensor& output) {
   const at::Tensor leaf = input.detach().set_requires_grad(input.is_floating_point() || input.is_complex());
-  const double begin = seconds_now(input.device());
+  const double begin = seconds_on(input.device());
   output = layer->forward(leaf);
   std::vector<at::Tensor> wanted = weights;
   if (leaf.requires_grad()) wanted.push_back(leaf);
@@ -57,7 +58,7 @@ double time_of(torch::nn::Sequential& layer, const std::vector<at::Tensor>& weig
     torch::autograd::grad({output}, wanted, {at::ones_like(output)}, /*retain_graph=*/std::nullopt,
                           /*create_graph=*/false, /*allow_unused=*/true);
   }
-  const double end = seconds_now(input.device());
+  const double end = seconds_on(input.device());
   output = output.detach();
   return end - begin;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 
 namespace stagecraft {
 namespace {
@@ -39,11 +40,7 @@ constexpr std::array<std::string_view, 9> kGlobalKeys = {
     "comment"};
 constexpr std::array<std::string_view, 4> kLinkKeys = {"from", "to", "latency", "bandwidth"};
 
-std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 40) text = text.substr(0, 37) + "...";
-  return text;
-}
+std::string shown(const Json& value) { return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 class Reader {
  public:
@@ -84,13 +81,10 @@ class Reader {
     return std::find(keys.begin(), keys.end(), key) != keys.end();
   }
 
-  void complain(const std::string& key, const std::string& text) { problems_.push_back(key + ": " + text); }
+  void complain(const std::string& key, const std::string& text) { problems_.add(key + ": " + text); }
 
   void finish() const {
-    if (problems_.empty()) return;
-    std::string text;
-    for (const std::string& problem : problems_) text += (text.empty() ? "" : "\n") + problem;
-    throw InvalidArgument(text);
+    if (!problems_.empty()) throw InvalidArgument(problems_.text("\n"));
   }
 
   template <typename Known>
@@ -290,7 +284,7 @@ class Reader {
     }
   }
 
-  std::vector<std::string> problems_;
+  Faults problems_;
 };
 
 }  // namespace

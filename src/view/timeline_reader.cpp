@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/faults.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/schedule.h"
 #include "stagecraft/view/timeline.h"
@@ -23,11 +24,7 @@ constexpr std::int64_t kMostSteps = 1 << 20;
 constexpr const char* kRemedy =
     "record one with Pipeline::record_timeline and write_timeline_trace, or with the demo's timeline.json";
 
-std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 40) text = text.substr(0, 37) + "...";
-  return text;
-}
+std::string shown(const Json& value) { return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 class Reader {
  public:
@@ -49,18 +46,10 @@ class Reader {
   }
 
  private:
-  static constexpr std::size_t kMostProblems = 20;
-
-  void complain(const std::string& key, const std::string& text) { problems_.push_back(key + ": " + text); }
+  void complain(const std::string& key, const std::string& text) { problems_.add(key + ": " + text); }
 
   void finish() {
-    if (!problems_.empty()) {
-      std::string text;
-      for (std::size_t i = 0; i < std::min(problems_.size(), kMostProblems); ++i)
-        text += (i ? "\n" : "") + problems_[i];
-      if (problems_.size() > kMostProblems) text += fmt::format("\nand {} more", problems_.size() - kMostProblems);
-      throw InvalidArgument(text);
-    }
+    if (!problems_.empty()) throw InvalidArgument(problems_.text("\n"));
     if (recording_.steps.empty()) {
       throw InvalidArgument(fmt::format("traceEvents: {}; {}",
                                         looks_drawn_ ? "this is the picture of a schedule, not the record of a run"
@@ -162,7 +151,7 @@ class Reader {
   }
 
   Recording recording_;
-  std::vector<std::string> problems_;
+  Faults problems_;
   bool looks_drawn_ = false;
 };
 

@@ -13,6 +13,7 @@
 
 #include "../property/mutation.h"
 #include "../property/symbolic_execution.h"
+#include "refusing.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
@@ -38,23 +39,6 @@ constexpr std::array<std::string_view, 12> kPassLists = {kDefaultLowering,
                                                          "defer_receives",
                                                          "place_receives",
                                                          "send_recv,reduce_grad,merge_backward"};
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-/// Runs what may refuse with an Error; a broken invariant is not a refusal.
-template <typename Run>
-bool accepts(Run run) {
-  try {
-    run();
-    return true;
-  } catch (const InternalError&) {
-    std::abort();
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 Verdict verdict_of(const Schedule& schedule) noexcept {  // an exception from here ends the process
   Verdict verdict = verify(schedule);

@@ -13,6 +13,7 @@
 #include "../property/dice.h"
 #include "../support/zip_bytes.h"
 #include "json_mutation.h"
+#include "refusing.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/graph/cut.h"
 #include "stagecraft/graph/report.h"
@@ -20,24 +21,6 @@
 namespace {
 
 using namespace stagecraft;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
-
-/// Runs what may refuse with an Error of one line; a broken invariant is not a refusal.
-template <typename Run>
-bool accepts(Run run) {
-  try {
-    run();
-    return true;
-  } catch (const InternalError&) {
-    std::abort();
-  } catch (const Error& error) {
-    require(*error.what() != '\0');
-    return false;
-  }
-}
 
 /// The weights of the models in the corpus, which the JSON of another may want too.
 constexpr std::string_view kWeights =

@@ -9,16 +9,12 @@
 #include <set>
 #include <string>
 
-#include "stagecraft/core/error.h"
+#include "refusing.h"
 #include "stagecraft/file/safetensors.h"
 
 namespace {
 
 using namespace stagecraft;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 void check(const std::string& beginning, std::uint64_t file_size) {
   safetensors::Header header;

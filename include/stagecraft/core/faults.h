@@ -17,10 +17,16 @@ class Faults {
   }
   [[nodiscard]] bool empty() const { return count_ == 0; }
   /// "a; b; and 3 more".
-  [[nodiscard]] std::string text() const {
+  [[nodiscard]] std::string text(std::string_view between = "; ") const {
     std::string all;
-    for (const std::string& text : texts_) all += (all.empty() ? "" : "; ") + text;
-    if (count_ > texts_.size()) all += "; and " + std::to_string(count_ - texts_.size()) + " more";
+    for (const std::string& text : texts_) {
+      if (!all.empty()) all += between;
+      all += text;
+    }
+    if (count_ > texts_.size()) {
+      all += between;
+      all += "and " + std::to_string(count_ - texts_.size()) + " more";
+    }
     return all;
   }
 
@@ -28,6 +34,12 @@ class Faults {
   std::vector<std::string> texts_;
   std::size_t count_ = 0;
 };
+
+/// At most `most` bytes, the last of them dots where something is left out.
+inline std::string shortened(std::string text, std::size_t most = 40) {
+  if (text.size() > most) text = text.substr(0, most - 3) + "...";
+  return text;
+}
 
 /// In quotes, of a length and of letters that fit a message.
 inline std::string in_quotes(std::string_view text) {

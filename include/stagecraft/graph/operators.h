@@ -15,8 +15,8 @@ Effects effects_of(const Node& node);
 /// By value: whether a node changes its memory, directly or through a tensor that may share it.
 std::vector<bool> changed_values(const Program& program);
 
-/// By the name of an operator of LibTorch, without its overload ("aten::add_"): whether it changes its first argument,
-/// whether its result may share memory with its arguments.
+/// By the name of an operator of LibTorch ("aten::add_.Tensor"): whether it changes its first argument, whether its
+/// result may share memory with its arguments.
 bool changes_first_argument(std::string_view name);
 bool may_share_memory(std::string_view name);
 /// The arguments that it changes beside the first, by name.

@@ -26,6 +26,16 @@ struct CutOptions {
   std::string model = {};
 };
 
+/// What the user gives the model, by position or by name.
+struct ModelInput {
+  std::string name;  ///< Empty: only by position.
+  /// Of one tensor; none of a nested input, and of one that was fixed by the export.
+  std::optional<TensorSpec> tensor;
+  bool fixed = false;
+  /// Cut along the dynamic dimension of the batch; as a whole where it has none.
+  Split split = {};
+};
+
 /// An exported model, cut into stages. The file is read when needed and never changed; keep it while stages are built.
 class Pipe {
  public:
@@ -36,6 +46,8 @@ class Pipe {
   [[nodiscard]] int stages() const { return static_cast<int>(cut_.stages.size()); }
   [[nodiscard]] const graph::Program& program() const { return *program_; }
   [[nodiscard]] const graph::CutProgram& cut() const { return cut_; }
+  /// In the order of the model's arguments, then its keywords.
+  [[nodiscard]] std::vector<ModelInput> inputs() const;
   /// A table of the stages: operators, parameters, bytes in and out.
   [[nodiscard]] std::string summary() const;
 
@@ -47,12 +59,8 @@ class Pipe {
   /// Those that the schedule puts on this rank.
   [[nodiscard]] std::vector<Stage> build_stages(const World& world, const std::string& schedule) const;
 
-  /// The same options with edges, ties, and how inputs are cut into microbatches: along the dimension that was exported
-  /// as dynamic, as a whole where there is none.
+  /// The same options with edges, ties, and how inputs are cut into microbatches.
   [[nodiscard]] PipelineOptions options(PipelineOptions options) const;
-
-  /// Every name of a parameter that has several, and the one under which stages have it.
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> other_names() const;
 
  private:
   std::shared_ptr<const ZipArchive> archive_;

@@ -31,6 +31,8 @@ struct LaunchOptions {
   std::function<at::Device(RankId)> device = {};
   /// The longest that a rank waits for another.
   Timeout timeout = std::chrono::minutes(5);
+  /// The program's, before the message when `launch` prints a failure. Processes say their rank instead.
+  std::string name = {};
 };
 
 /// Runs `program` once per rank of every replica, each in a thread of its own with its share of the cores, and waits

@@ -55,6 +55,9 @@ struct StageOptions {
   std::function<std::function<void()>()> deferred_weights = {};
   /// Names of buffers that checkpoints leave out: tables that the stage makes anyway.
   std::vector<std::string> not_saved = {};
+  /// Further names of parameters, each with the one that the stage knows it by, as a model has that uses one weight in
+  /// two places: checkpoints have it under all of them, and want one.
+  std::vector<std::pair<std::string, std::string>> other_names = {};
 };
 
 /// Any callable with parameters. Moves; the tensors inside are shared with whoever made them.

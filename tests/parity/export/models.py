@@ -65,6 +65,18 @@ class Outputs(nn.Module):
         return {"early": early, "late": (parts[0], [parts[1], best]), "where": where, "nothing": None}
 
 
+class Mean(nn.Module):
+    """Rows are gone before their number is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        total = torch.tanh(self.a(x)).sum(0)
+        return self.b(total / x.shape[0]) * (x.shape[0] // 2)
+
+
 class Convolution(nn.Module):
     """Convolutions, batch normalisation (statistics change in place), activations in place, pooling."""
 

@@ -5,6 +5,8 @@
 // A job: {"name", "model": file, "data": file, "tolerance", "microbatches": [...], "cuts": how many random cuts into 3
 // and 4 stages, "evaluation": bool, "steps": 1}. The data, saved by torch.save: {"arguments": [...], "keywords": {...},
 // "outputs": [...], "gradients": {...}, "buffers": {...}}. The loss is the sum of the sines of all outputs.
+// Other kinds: "train" (losses of some steps), "load" (memory and reading of one stage), "draw" (one step, whose
+// outputs and gradients go to a file).
 
 #include <torch/serialize.h>
 #include <torch/torch.h>
@@ -100,12 +102,12 @@ at::Tensor loss_of(const sc::Value& output, const sc::Value&, const sc::ValueDic
 }
 
 void run(const sc::Pipe& pipe, const Data& data, const std::string& schedule, int ranks, int microbatches,
-         bool evaluation, Outcome& outcome) {
+         bool evaluation, Outcome& outcome, std::uint64_t seed = 0) {
   sc::run_ranks({.ranks = ranks}, [&](sc::World& world) {
-    sc::Pipeline pipeline(
-        world, pipe.build_stages(world, schedule),
-        pipe.options(
-            {.schedule = schedule, .microbatches = microbatches, .loss = loss_of, .loss_scale = sc::LossScale::kSum}));
+    sc::PipelineOptions how = pipe.options(
+        {.schedule = schedule, .microbatches = microbatches, .loss = loss_of, .loss_scale = sc::LossScale::kSum});
+    how.seed = seed;
+    sc::Pipeline pipeline(world, pipe.build_stages(world, schedule), how);
     sc::StepOptions options;
     options.target = at::zeros({microbatches});
     if (world.is_first()) options.keywords = data.keywords;
@@ -197,6 +199,7 @@ class Job {
   json run() {
     if (job_.contains("train")) return train();
     if (job_.contains("load")) return load();
+    if (job_.contains("draw")) return draw();
     const sc::Pipe whole(job_.at("model"));
     for (const int microbatches : job_.at("microbatches")) try_out(whole, "1F1B", 1, microbatches, "whole");
     const auto nodes = static_cast<int>(whole.program().nodes.size());
@@ -279,6 +282,24 @@ class Job {
             {"bytes", bytes},
             {"peak", 1024 * (number_in("/proc/self/status", "VmHWM:") - memory)},
             {"read", number_in("/proc/self/io", "rchar:") - read}};
+  }
+
+  json draw() const {
+    const json& how = job_.at("draw");
+    const int stages = how.at("stages");
+    const sc::Pipe pipe(job_.at("model"), {.stages = stages > 1 ? stages : 0});
+    Outcome outcome;
+    ::run(pipe, data_, how.at("schedule"), how.at("ranks"), job_.at("microbatches")[0], false, outcome,
+          how.at("seed").get<std::uint64_t>());
+    c10::Dict<std::string, at::Tensor> gradients;
+    for (const auto& [name, gradient] : outcome.gradients) gradients.insert(name, gradient);
+    c10::impl::GenericDict drawn(c10::StringType::get(), c10::AnyType::get());
+    drawn.insert("outputs", c10::List<at::Tensor>(outcome.outputs));
+    drawn.insert("gradients", gradients);
+    const std::vector<char> bytes = torch::pickle_save(drawn);
+    std::ofstream(how.at("into").get<std::string>(), std::ios::binary)
+        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return {{"name", job_.at("name")}, {"failures", json::array()}};
   }
 
   static std::int64_t number_in(const char* path, const std::string& key) {

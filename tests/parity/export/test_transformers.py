@@ -1,21 +1,17 @@
 """Published architectures, small and with random weights, trained 20 steps in C++: the losses are Python's."""
 
 import copy
-import json
 import os
-import subprocess
-import tempfile
 import unittest
-import warnings
 
+import jobs
 import torch
+from jobs import cast
 
-warnings.filterwarnings("ignore")
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["HF_HUB_OFFLINE"] = "1"
 import transformers  # noqa: E402
 
-RUNNER = os.environ["STAGECRAFT_EXPORT_RUNNER"]
 STEPS, RATE = 20, 1e-3
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -82,19 +78,18 @@ CASES = {  # the schedule, its ranks and stages
     "bert": (bert, "Interleaved1F1B", 2, 4), "t5": (t5, "GPipe", 3, 3), "vit": (vit, "DualPipeV", 1, 2)}  # fmt: skip
 
 
-class Transformers(unittest.TestCase):
-    def job(self, folder, name, dtype):
+class Transformers(jobs.JobsCase):
+    def job(self, name, dtype):
         make, schedule, ranks, stages = CASES[name]
         torch.manual_seed(0)
         model, batch = make()
         model = model.to(dtype).train()
-        cast = lambda tree: {k: v.to(dtype) if v.is_floating_point() else v for k, v in tree.items()}
         batches = [batch() for _ in range(4)]
-        batches = [{"keywords": cast(keywords), "target": target} for keywords, target in batches]
+        batches = [{"keywords": cast(keywords, dtype), "target": target} for keywords, target in batches]
         rows = torch.export.Dim("rows", min=1, max=64)
         keywords = batches[0]["keywords"]
         program = torch.export.export(model, (), keywords, dynamic_shapes={k: {0: rows} for k in keywords}, strict=False)
-        path = os.path.join(folder, f"{name}_{str(dtype)[-2:]}")
+        path = self.path(f"{name}_{str(dtype)[-2:]}")
         torch.export.save(program, path + ".pt2")
         torch.save({"batches": batches, "losses": self.losses(copy.deepcopy(model), batches)}, path + ".data")
         return {"name": os.path.basename(path), "model": path + ".pt2", "data": path + ".data", "microbatches": [4],
@@ -117,21 +112,10 @@ class Transformers(unittest.TestCase):
         return losses
 
     def test_twenty_steps(self):
-        with tempfile.TemporaryDirectory(prefix="stagecraft-transformers-") as folder:
-            jobs = [self.job(folder, name, torch.float64) for name in CASES]
-            jobs += [self.job(folder, name, torch.float32) for name in ("gpt2", "llama")]
-            path = os.path.join(folder, "jobs.json")
-            with open(path, "w") as file:
-                json.dump(jobs, file)
-            done = subprocess.run([RUNNER, path], capture_output=True, text=True, check=False, timeout=600)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        results = [json.loads(line) for line in done.stdout.splitlines()]
-        self.assertEqual(len(results), len(jobs))
-        for result in results:
-            with self.subTest(result["name"]):
-                self.assertEqual(result["failures"], [])
-                print(f"  {result['name']}: loss {result['first']:.4f} to {result['last']:.4f}, worst difference "
-                      f"{result['worst']:.1e}, {result['ties']} tied")
+        all_jobs = [self.job(name, torch.float64) for name in CASES]
+        all_jobs += [self.job(name, torch.float32) for name in ("gpt2", "llama")]
+        self.run_jobs(all_jobs, lambda done: f"loss {done['first']:.4f} to {done['last']:.4f}, worst difference "
+                                             f"{done['worst']:.1e}, {done['ties']} tied")
 
 
 if __name__ == "__main__":
