@@ -101,7 +101,7 @@ pictures: build  ## Redraw the pictures of the README with the program itself
 
 lint: packages  ## Formatting and static analysis
 	@$(call install_packages,$(LINT_PACKAGES))
-	@cmake --preset release -B build/lint -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON > /dev/null
+	@cmake --preset release -B build/lint -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DSTAGECRAFT_UNITY=OFF > /dev/null
 	@git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run -Werror
 	@git ls-files 'src/*.cpp' 'apps/*.cpp' | xargs -P $(JOBS) -n 4 clang-tidy -p build/lint --quiet
 

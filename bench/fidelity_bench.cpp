@@ -5,10 +5,9 @@
 //
 //   [mpirun -n RANKS] fidelity_bench [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
 //
-// In a round every schedule has its turn, a few steps each; the recordings of a round predict what its other turns
-// measure, so that a machine that is slower for a while is slower for both. Steps that are measured are not recorded,
-// and the other way round. Rounds in which nothing else used the processors come first. A step is one turn of a
-// training loop: batch, step, optimizer.
+// In a round every schedule has its turn, recorded or not, so that a machine that is slower for a while is slower for
+// both: steps that are measured are not recorded, and the other way round. Rounds in which nothing else used the
+// processors come first. A step is one turn of a training loop: batch, step, optimizer.
 
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -32,13 +31,13 @@ namespace sc = stagecraft;
 
 namespace {
 
-constexpr int kStepsInTurn = 4;   // the first one finds the caches of another schedule
+constexpr int kStepsInTurn = 2;   // the first one finds the caches of another schedule
 constexpr int kMostPatience = 2;  // times as many rounds as are wanted
 constexpr double kQuiet = 0.05;   // of a processor
 
 struct Settings {
   int ranks = 2;
-  int rounds = 9;
+  int rounds = 25;
   int microbatches = 8;
   std::int64_t rows = 16;
   GptConfig model;
@@ -66,8 +65,8 @@ struct Entry {
 
 /// One turn of every schedule of a placement, on rank 0.
 struct Turns {
-  std::vector<double> predicted;  // by the recordings among them
-  std::vector<double> measured;   // a step, the median
+  std::vector<sc::Recording> recordings;
+  std::vector<double> measured;  // a step, by schedule
 };
 
 at::Tensor loss_of(const sc::Value& logits, const sc::Value& next, const sc::ValueDict&) {
@@ -154,15 +153,9 @@ class Course {
 
   Turns round() {
     Turns turns;
-    std::vector<sc::Recording> recordings;
     for (std::size_t i = 0; i < entries_.size(); ++i) {
-      if (i < recorded_) recordings.push_back(recorded_turn(entries_[i]));
+      if (i < recorded_) turns.recordings.push_back(recorded_turn(entries_[i]));
       turns.measured.push_back(measured_turn(entries_[i]));
-    }
-    if (world_.rank().value != 0) return turns;
-    const sc::Profile profile = sc::profile(recordings);
-    for (const Entry& entry : entries_) {
-      turns.predicted.push_back(sc::predicted_period(profile, entry.pipeline->schedule()));
     }
     return turns;
   }
@@ -243,13 +236,20 @@ class Bench {
   void report(std::ostream& out) const {
     const char* separator = "[";
     for (std::size_t c = 0; c < courses_.size(); ++c) {
+      std::vector<sc::Recording> recordings;
+      for (const Round& round : rounds_) {
+        const std::vector<sc::Recording>& own = round.turns[c].recordings;
+        recordings.insert(recordings.end(), own.begin(), own.end());
+      }
+      const sc::Profile profile = sc::profile(recordings);
       for (std::size_t i = 0; i < courses_[c].entries().size(); ++i) {
-        out << separator << "{\"schedule\": \"" << courses_[c].entries()[i].name
-            << "\", \"recorded\": " << (courses_[c].is_recorded(i) ? "true" : "false") << ", \"rounds\": ";
+        const Entry& entry = courses_[c].entries()[i];
+        out << separator << "{\"schedule\": \"" << entry.name
+            << "\", \"recorded\": " << (courses_[c].is_recorded(i) ? "true" : "false")
+            << ", \"predicted\": " << sc::predicted_period(profile, entry.pipeline->schedule()) << ", \"measured\": ";
         separator = "[";
         for (const Round& round : rounds_) {
-          out << separator << "{\"predicted\": " << round.turns[c].predicted[i]
-              << ", \"measured\": " << round.turns[c].measured[i] << ", \"disturbance\": " << round.disturbance << "}";
+          out << separator << round.turns[c].measured[i];
           separator = ", ";
         }
         out << "]}";

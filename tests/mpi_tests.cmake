@@ -42,7 +42,7 @@ endif()
 function(stagecraft_mpi_program name source)
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE stagecraft::stagecraft stagecraft_warnings)
-  stagecraft_precompile(${name} torch_program <torch/torch.h>)
+  stagecraft_torch_program(${name})
 endfunction()
 
 # stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
@@ -75,7 +75,7 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
     target_link_options(${name}_mpich PRIVATE -Wl,--as-needed)
     target_include_directories(${name}_mpich PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${name}_mpich PRIVATE ${STAGECRAFT_MPICH_LIBRARY} $<TARGET_PROPERTY:${name},LINK_LIBRARIES>)
-    stagecraft_precompile(${name}_mpich torch_program)
+    stagecraft_torch_program(${name}_mpich)
   endfunction()
 
   stagecraft_mpich_program(conformance_test)

@@ -11,9 +11,9 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json", "none"};
+const std::vector<std::string> kCheckFormats = {"table", "json", "none"};
 
-constexpr const char* kExamples =
+constexpr const char* kCheckExamples =
     "A compute-only schedule is verified as it stands, then once more lowered by send_recv for the three models of\n"
     "communication: tagged (matched by tag), in_order (matched by order per pair of ranks), rendezvous (both sides "
     "block).\n"
@@ -34,8 +34,9 @@ class CheckCommand : public Command {
     names.emplace_back("all");
     add_choice(*parser_, "--model", model_, names, "The model of communication that has to hold (default: all)");
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
-    parser_->footer(kExamples);
+    add_choice(*parser_, "--format", format_, kCheckFormats,
+               "What to write (default: by the extension of -o, else table)");
+    parser_->footer(kCheckExamples);
   }
 
   [[nodiscard]] std::string subject() const override { return source_name(file_); }
@@ -47,7 +48,7 @@ class CheckCommand : public Command {
       const Failure failure = report.judgement.failure(subject(), *refusal);
       print_error(failure.what(), failure.details());
     }
-    const std::string format = choose_format(format_, output_, kFormats, "table");
+    const std::string format = choose_format(format_, output_, kCheckFormats, "table");
     if (format != "none") {
       write_output(output_, [&](std::ostream& out) {
         format == "json" ? write_json_report(out, report) : write_report(out, report);

@@ -1,7 +1,6 @@
 #include "check_report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -9,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "printable.h"
+#include "report_json.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/sim/liveness.h"
@@ -16,8 +16,6 @@
 
 namespace stagecraft::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 /// The rows with only as much worked out as counting needs.
 Schedule uncharted(std::vector<Row> rows) {
@@ -46,11 +44,6 @@ void measure(CheckReport& report, const Schedule& schedule) {
 
 void line(std::ostream& out, std::string_view label, std::string_view value) {
   fmt::print(out, "{:<16} {}\n", label, value);
-}
-
-template <typename T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
 }
 
 Json action_json(const Action& action) { return action.is_idle() ? Json() : Json(to_text(action)); }

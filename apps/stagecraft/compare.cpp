@@ -13,7 +13,7 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json", "none"};
+const std::vector<std::string> kCompareFormats = {"table", "json", "none"};
 
 class CompareCommand : public Command {
  public:
@@ -26,7 +26,8 @@ class CompareCommand : public Command {
         ->expected(1, -1);
     add_costs(*parser_, costs_);
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
+    add_choice(*parser_, "--format", format_, kCompareFormats,
+               "What to write (default: by the extension of -o, else table)");
     parser_->footer(
         "Examples:\n"
         "  stagecraft compare 1f1b.csv zbv.csv planned.csv --costs costs.json\n"
@@ -49,7 +50,7 @@ class CompareCommand : public Command {
     std::stable_sort(reports.begin(), reports.end(), [](const SimulationReport& a, const SimulationReport& b) {
       return a.simulation.span < b.simulation.span;
     });
-    const std::string format = choose_format(format_, output_, kFormats, "table");
+    const std::string format = choose_format(format_, output_, kCompareFormats, "table");
     if (format == "none") return kOk;
     write_output(output_, [&](std::ostream& out) {
       format == "json" ? write_json_comparison(out, reports) : write_comparison(out, reports);

@@ -9,7 +9,7 @@
 namespace stagecraft::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kCompletionExamples =
     "Examples:\n"
     "  source <(stagecraft completion bash)                          (in ~/.bashrc)\n"
     "  source <(stagecraft completion zsh)                           (in ~/.zshrc, after compinit)\n"
@@ -21,7 +21,7 @@ class CompletionCommand : public Command {
       : Command(program.add_subcommand("completion", "Print the completion script for a shell")), program_(program) {
     add_choice(*parser_, "shell", shell_, {"bash", "zsh"}, "The shell to complete in")->required();
     add_output(*parser_, output_);
-    parser_->footer(kExamples);
+    parser_->footer(kCompletionExamples);
   }
 
   int run() override {

@@ -65,7 +65,7 @@ std::string offer(const Values& values) {
   }
 }
 
-void append_command(std::string& script, const CompletedCommand& command) {
+void append_bash_command(std::string& script, const CompletedCommand& command) {
   for (const CompletedOption& option : command.options) {
     if (option.values.kind == Values::Kind::kNone) continue;
     std::vector<std::string> patterns;
@@ -95,7 +95,7 @@ std::string bash_completion(const CLI::App& program) {
   }
   script += "      esac\n    fi\n  done\n  [[ $cur == '=' ]] && cur=''\n\n  case $command:$pending in\n";
   script += fmt::format("    :) words='{}{}' ;;\n", command_names, names(completed_program(program), false));
-  for (const CompletedCommand& command : commands) append_command(script, command);
+  for (const CompletedCommand& command : commands) append_bash_command(script, command);
   script += "  esac\n\n";
   return script += kReply;
 }

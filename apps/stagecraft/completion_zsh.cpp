@@ -64,7 +64,7 @@ void append_option(std::string& script, const CompletedOption& option, std::stri
   }
 }
 
-void append_command(std::string& script, const CompletedCommand& command) {
+void append_zsh_command(std::string& script, const CompletedCommand& command) {
   constexpr std::string_view kIndent = "            ";
   script += fmt::format("        {})\n          _arguments", command.name);
   for (const CompletedOption& option : command.options) append_option(script, option, kIndent);
@@ -95,7 +95,7 @@ std::string zsh_completion(const CLI::App& program) {
     script += fmt::format("        '{}:{}'\n", command.name, escaped(command.description));
   }
   script += "      )\n      _describe command commands\n      ;;\n    argument)\n      case $words[1] in\n";
-  for (const CompletedCommand& command : commands) append_command(script, command);
+  for (const CompletedCommand& command : commands) append_zsh_command(script, command);
   return script += kEnd;
 }
 

@@ -18,7 +18,7 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "csv", "json", "svg", "trace", "none"};
+const std::vector<std::string> kScheduleFormats = {"table", "csv", "json", "svg", "trace", "none"};
 
 bool is_picture(const std::string& format) { return format == "table" || format == "svg" || format == "trace"; }
 
@@ -55,13 +55,13 @@ std::string choose_format(const std::string& asked, const std::string& output, c
 
 ScheduleOutput::ScheduleOutput(CLI::App& parser, std::string fallback) : fallback_(std::move(fallback)) {
   add_output(parser, path_);
-  add_choice(parser, "--format", asked_, kFormats,
+  add_choice(parser, "--format", asked_, kScheduleFormats,
              fmt::format("What to write (default: by the extension of -o, else {})", fallback_));
   add_choice(parser, "--colour,--color", colour_, {"auto", "always", "never"},
              "Colour of the table (default: auto, only on a terminal and without NO_COLOR)");
 }
 
-std::string ScheduleOutput::format() const { return choose_format(asked_, path_, kFormats, fallback_); }
+std::string ScheduleOutput::format() const { return choose_format(asked_, path_, kScheduleFormats, fallback_); }
 
 void ScheduleOutput::write(const Schedule& schedule) const {
   if (is_picture(format())) return write_slots(as_drawn(schedule));

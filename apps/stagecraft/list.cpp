@@ -1,6 +1,5 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include <fmt/format.h>
 
@@ -9,13 +8,14 @@
 #include "formats.h"
 #include "options.h"
 #include "output.h"
+#include "report_json.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/generator.h"
 
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json"};
+const std::vector<std::string> kListFormats = {"table", "json"};
 
 constexpr std::string_view kLegend =
     "\n"
@@ -52,7 +52,7 @@ void write_columns(std::ostream& out, const std::vector<Cells>& lines) {
   }
 }
 
-void write_text(std::ostream& out) {
+void write_text_list(std::ostream& out) {
   std::vector<Cells> lines = {{"SCHEDULE", "PLACEMENT", "STAGES/RANK", "BUBBLE", "MEMORY", "SUMMARY"}};
   for (const Generator* g : generators()) {
     lines.push_back({std::string(g->name), std::string(g->placement), stages_text(*g), std::string(g->bubble),
@@ -67,8 +67,8 @@ void write_text(std::ostream& out) {
 }
 
 void write_json_list(std::ostream& out) {
-  nlohmann::ordered_json list;
-  list["schedules"] = nlohmann::ordered_json::array();
+  Json list;
+  list["schedules"] = Json::array();
   for (const Generator* g : generators()) {
     list["schedules"].push_back({{"name", g->name},
                                  {"placement", g->placement},
@@ -80,7 +80,7 @@ void write_json_list(std::ostream& out) {
                                  {"memory", g->memory},
                                  {"summary", g->summary}});
   }
-  list["passes"] = nlohmann::ordered_json::array();
+  list["passes"] = Json::array();
   for (const Pass& pass : passes()) list["passes"].push_back({{"name", pass.name}, {"summary", pass.summary}});
   list["default_lowering"] = kDefaultLowering;
   out << list.dump(2) << '\n';
@@ -91,7 +91,8 @@ class ListCommand : public Command {
   explicit ListCommand(CLI::App& program)
       : Command(program.add_subcommand("list", "The known schedules with placement, bubble and memory; the passes")) {
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
+    add_choice(*parser_, "--format", format_, kListFormats,
+               "What to write (default: by the extension of -o, else table)");
     parser_->footer(
         "Examples:\n"
         "  stagecraft list\n"
@@ -99,8 +100,8 @@ class ListCommand : public Command {
   }
 
   int run() override {
-    const bool json = choose_format(format_, output_, kFormats, "table") == "json";
-    write_output(output_, json ? write_json_list : write_text);
+    const bool json = choose_format(format_, output_, kListFormats, "table") == "json";
+    write_output(output_, json ? write_json_list : write_text_list);
     return kOk;
   }
 

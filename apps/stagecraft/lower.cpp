@@ -13,7 +13,7 @@
 namespace stagecraft::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kLowerExamples =
     "Examples:\n"
     "  stagecraft lower schedule.csv -o lowered.csv\n"
     "  stagecraft schedule GPipe --ranks 4 --microbatches 8 --format csv | stagecraft lower - | stagecraft check -\n"
@@ -27,7 +27,7 @@ class LowerCommand : public Command {
         output_(*parser_, "csv") {
     add_input(*parser_, file_);
     add_passes(*parser_, passes_, fmt::format("Passes to run, separated by commas (default: {})", kDefaultLowering));
-    parser_->footer(kExamples);
+    parser_->footer(kLowerExamples);
   }
 
   [[nodiscard]] std::string subject() const override { return source_name(file_); }

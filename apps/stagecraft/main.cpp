@@ -20,7 +20,7 @@ std::vector<std::unique_ptr<Command>> make_commands(CLI::App& program) {
   return commands;
 }
 
-void write_text(const std::string& text) {
+void print(const std::string& text) {
   write_output("-", [&](std::ostream& out) { out << text; });
 }
 
@@ -42,9 +42,9 @@ int run(int argc, char** argv) {
     }
     throw Failure(kUnusable, "no command given: see 'stagecraft --help'");
   } catch (const CLI::CallForHelp&) {
-    write_text(program.help());
+    print(program.help());
   } catch (const CLI::CallForVersion& version) {
-    write_text(std::string(version.what()) + "\n");
+    print(std::string(version.what()) + "\n");
   } catch (const CLI::Error& error) {
     throw usage_failure(program, error);
   } catch (...) {

@@ -11,9 +11,9 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json"};
+const std::vector<std::string> kModelFormats = {"table", "json"};
 
-constexpr const char* kExamples =
+constexpr const char* kModelExamples =
     "Work is estimated, in floating-point operations of the forward with the sizes of the export. Bytes across a cut "
     "are "
     "per\n"
@@ -32,15 +32,16 @@ class ModelCommand : public Command {
     parser_->add_flag("--parameters", options_.parameters, "List the parameters too");
     add_count(*parser_, "--depth", options_.depth, "Levels of modules to show (default: 3)");
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
-    parser_->footer(kExamples);
+    add_choice(*parser_, "--format", format_, kModelFormats,
+               "What to write (default: by the extension of -o, else table)");
+    parser_->footer(kModelExamples);
   }
 
   [[nodiscard]] std::string subject() const override { return input_.file(); }
 
   int run() override {
     const graph::Program program = input_.read();
-    const bool json = choose_format(format_, output_, kFormats, "table") == "json";
+    const bool json = choose_format(format_, output_, kModelFormats, "table") == "json";
     write_output(output_, [&](std::ostream& out) {
       if (json) return write_json_model_report(out, input_.file(), program);
       write_model_report(out, input_.file(), program, options_);

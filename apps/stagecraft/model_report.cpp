@@ -1,7 +1,6 @@
 #include "model_report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -12,6 +11,7 @@
 #include "outcome_text.h"
 #include "port_json.h"
 #include "printable.h"
+#include "report_json.h"
 #include "stagecraft/graph/cut.h"
 #include "stagecraft/graph/operators.h"
 #include "stagecraft/graph/report.h"
@@ -23,7 +23,6 @@ using graph::bytes_text;
 using graph::count_text;
 using graph::Input;
 using graph::Program;
-using Json = nlohmann::ordered_json;
 
 double total_work(const Program& program) {
   double work = 0;
@@ -151,11 +150,6 @@ Json stored_json(const Program& program, Input::Kind kind) {
     if (kind == Input::Kind::kBuffer) own["persistent"] = input.persistent;
   }
   return list;
-}
-
-template <typename T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
 }
 
 Json sizes_json(const Program& program) {

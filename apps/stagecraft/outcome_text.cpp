@@ -1,10 +1,11 @@
 #include "outcome_text.h"
 
-#include <nlohmann/json.hpp>
-#include <ostream>
-
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+
+#include <ostream>
+
+#include "report_json.h"
 
 namespace stagecraft::cli {
 
@@ -23,12 +24,12 @@ std::string makespan_text(const Simulation& simulation) {
   return fmt::format("{:.6g}, bubble {}", simulation.makespan, percent(simulation.bubble_makespan()));
 }
 
-void add_outcome(nlohmann::ordered_json& json, const Simulation& simulation) {
+void add_outcome(Json& json, const Simulation& simulation) {
   json["makespan"] = simulation.makespan;
   json["span"] = simulation.span;
   json["bubble_makespan"] = simulation.bubble_makespan();
   json["bubble_span"] = simulation.bubble_span();
-  auto per_rank = nlohmann::ordered_json::array();
+  auto per_rank = Json::array();
   for (const RankOutcome& rank : simulation.ranks) per_rank.push_back(rank.peak_memory);
   json["peak"] = {{"max", simulation.peak_memory()}, {"per_rank", std::move(per_rank)}};
 }

@@ -20,9 +20,9 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json", "csv", "svg", "none"};
+const std::vector<std::string> kPlanFormats = {"table", "json", "csv", "svg", "none"};
 
-constexpr const char* kExamples =
+constexpr const char* kPlanExamples =
     "Looks for the schedule with the smallest span. The same seed gives the same schedule, unless the time budget or "
     "Ctrl-C\n"
     "ends the search early; the best so far is written then. With -o FILE.csv or FILE.svg the report goes to standard "
@@ -96,10 +96,10 @@ class PlanCommand : public Command {
         ->type_name(std::string(kFileType));
     add_output(*parser_, output_);
     add_choice(
-        *parser_, "--format", format_, kFormats,
+        *parser_, "--format", format_, kPlanFormats,
         "table and json are reports, csv the schedule, svg its time and memory (default: by the extension of -o, "
         "else table)");
-    parser_->footer(kExamples);
+    parser_->footer(kPlanExamples);
   }
 
   int run() override {
@@ -136,7 +136,7 @@ class PlanCommand : public Command {
   }
 
   void write(const PlanResult& result, const Cuts& cuts) const {
-    const std::string format = choose_format(format_, output_, kFormats, "table");
+    const std::string format = choose_format(format_, output_, kPlanFormats, "table");
     if (format == "none") return;
     write_output(output_, [&](std::ostream& out) {
       if (format == "csv") return write_csv(out, result.schedule);

@@ -1,7 +1,6 @@
 #include "plan_report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -9,13 +8,10 @@
 #include <fmt/ranges.h>
 
 #include "outcome_text.h"
+#include "report_json.h"
 
 namespace stagecraft::cli {
-namespace {
-
-using Json = nlohmann::ordered_json;
-
-}  // namespace
+namespace {}  // namespace
 
 void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
   const Simulation& s = result.simulation;

@@ -1,13 +1,11 @@
 #include "port_json.h"
 
 #include <array>
-#include <nlohmann/json.hpp>
 
+#include "report_json.h"
 #include "stagecraft/graph/report.h"
 
 namespace stagecraft::cli {
-
-using Json = nlohmann::ordered_json;
 
 Json value_json(const graph::Program& program, graph::ValueId id) {
   static constexpr std::array kKinds = {"tensor", "integer", "real", "flag"};

@@ -16,9 +16,9 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json", "none"};
+const std::vector<std::string> kProfileFormats = {"table", "json", "none"};
 
-constexpr const char* kExamples =
+constexpr const char* kProfileExamples =
     "A timeline is what Pipeline::record_timeline records and write_timeline_trace writes, all ranks and some steps. "
     "Several,\n"
     "of different schedules over the same stages, tell more: one with whole backwards and one with split ones tell B, "
@@ -45,9 +45,9 @@ class ProfileCommand : public Command {
             "Steps at the beginning of each that do not count (default: 1 where there are several)")
         ->type_name(std::string(kNumberType));
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats,
+    add_choice(*parser_, "--format", format_, kProfileFormats,
                "table is a report, json the costs (default: by the extension of -o, else table)");
-    parser_->footer(kExamples);
+    parser_->footer(kProfileExamples);
   }
 
   int run() override {
@@ -58,7 +58,7 @@ class ProfileCommand : public Command {
       check_alone(file, recordings.back());
     }
     const Profile found = profile(recordings, {.skip = skip_});
-    const std::string format = choose_format(format_, output_, kFormats, "table");
+    const std::string format = choose_format(format_, output_, kProfileFormats, "table");
     if (format == "none") return kOk;
     write_output(output_, [&](std::ostream& out) {
       format == "json" ? void(out << costs_to_json(found.costs)) : write_profile_report(out, found);

@@ -14,7 +14,7 @@
 namespace stagecraft::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kScheduleExamples =
     "Examples:\n"
     "  stagecraft schedule 1F1B --ranks 4 --microbatches 8\n"
     "  stagecraft schedule Interleaved1F1B --ranks 4 --stages-per-rank 2 --microbatches 8 -o interleaved.svg\n"
@@ -39,7 +39,7 @@ class ScheduleCommand : public Command {
     parser_->add_flag("--lower", lower_, fmt::format("Lower it by {}", kDefaultLowering));
     add_passes(*parser_, passes_, "Lower it by these passes instead, separated by commas");
     parser_->add_flag("--check", check_, "Verify the result first, and write nothing if it must not run");
-    parser_->footer(kExamples);
+    parser_->footer(kScheduleExamples);
   }
 
   int run() override {

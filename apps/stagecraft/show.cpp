@@ -10,7 +10,7 @@
 namespace stagecraft::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kShowExamples =
     "Examples:\n"
     "  stagecraft show schedule.csv\n"
     "  stagecraft show schedule.csv -o schedule.svg\n"
@@ -27,7 +27,7 @@ class ShowCommand : public Command {
         *parser_, "--align", align_, {"auto", "slots", "steps"},
         "slots: as they stand in the file; steps: when each would run if every action took one step; "
         "auto (default): pictures by steps unless the slots already are a timetable, csv and json as they stand");
-    parser_->footer(kExamples);
+    parser_->footer(kShowExamples);
   }
 
   [[nodiscard]] std::string subject() const override { return source_name(file_); }

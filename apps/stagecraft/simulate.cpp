@@ -16,9 +16,9 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json", "svg", "trace", "none"};
+const std::vector<std::string> kSimulateFormats = {"table", "json", "svg", "trace", "none"};
 
-constexpr const char* kExamples =
+constexpr const char* kSimulateExamples =
     "Bubble is the part of the ranks' time in which they do not compute: of the span, which for a rank lasts from its "
     "first\n"
     "F to its last W, and of the makespan.\n"
@@ -80,8 +80,9 @@ class SimulateCommand : public Command {
     add_count(*parser_, "--runs", runs_, "Simulations with jitter (default: 100)");
     add_number(*parser_, "--seed", seed_, 0, "Of the jitter (default: 0)");
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
-    parser_->footer(kExamples);
+    add_choice(*parser_, "--format", format_, kSimulateFormats,
+               "What to write (default: by the extension of -o, else table)");
+    parser_->footer(kSimulateExamples);
   }
 
   [[nodiscard]] std::string subject() const override { return source_name(file_); }
@@ -111,7 +112,7 @@ class SimulateCommand : public Command {
 
  private:
   void write(const SimulationReport& report) const {
-    const std::string format = choose_format(format_, output_, kFormats, "table");
+    const std::string format = choose_format(format_, output_, kSimulateFormats, "table");
     if (format == "none") return;
     write_output(output_, [&](std::ostream& out) {
       if (format == "json") return write_json_report(out, report);

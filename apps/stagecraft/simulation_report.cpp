@@ -1,7 +1,6 @@
 #include "simulation_report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include <fmt/format.h>
@@ -9,12 +8,11 @@
 
 #include "outcome_text.h"
 #include "printable.h"
+#include "report_json.h"
 #include "stagecraft/schedule/action_text.h"
 
 namespace stagecraft::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json summary_json(const SimulationReport& report) {
   Json json = {{"file", printable(report.file)},

@@ -14,9 +14,9 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kFormats = {"table", "json", "none"};
+const std::vector<std::string> kSplitFormats = {"table", "json", "none"};
 
-constexpr const char* kExamples =
+constexpr const char* kSplitExamples =
     "Give one of --stages, --at and --marked. 'stagecraft model FILE' lists modules and where the model can be cut.\n"
     "\n"
     "Examples:\n"
@@ -56,8 +56,9 @@ class SplitCommand : public Command {
                      "Write the stages' costs to FILE, for plan and simulate; times are in operations")
         ->type_name(std::string(kFileType));
     add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kFormats, "What to write (default: by the extension of -o, else table)");
-    parser_->footer(kExamples);
+    add_choice(*parser_, "--format", format_, kSplitFormats,
+               "What to write (default: by the extension of -o, else table)");
+    parser_->footer(kSplitExamples);
   }
 
   [[nodiscard]] std::string subject() const override { return input_.file(); }
@@ -70,7 +71,7 @@ class SplitCommand : public Command {
     }
     const graph::Program program = input_.read();
     const graph::CutProgram cut = graph::cut(program, places(program));
-    const std::string format = choose_format(format_, output_, kFormats, "table");
+    const std::string format = choose_format(format_, output_, kSplitFormats, "table");
     if (format != "none") {
       write_output(output_, [&](std::ostream& out) {
         if (format == "json") return write_json_split_report(out, input_.file(), program, cut);

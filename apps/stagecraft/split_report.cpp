@@ -1,10 +1,10 @@
 #include "split_report.h"
 
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "port_json.h"
 #include "printable.h"
+#include "report_json.h"
 #include "stagecraft/graph/report.h"
 
 namespace stagecraft::cli {
@@ -12,7 +12,6 @@ namespace {
 
 using graph::Program;
 using graph::ValueId;
-using Json = nlohmann::ordered_json;
 
 Json values_json(const Program& program, const std::vector<ValueId>& values) {
   Json list = Json::array();

@@ -10,7 +10,7 @@
 namespace stagecraft::cli {
 namespace {
 
-constexpr const char* kExamples =
+constexpr const char* kUsageExamples =
     "Examples:\n"
     "  stagecraft schedule 1F1B --ranks 4 --microbatches 8\n"
     "  stagecraft schedule ZBVZeroBubble --ranks 4 --microbatches 8 -o zbv.svg\n"
@@ -50,7 +50,7 @@ void describe(CLI::App& program) {
   program.set_help_flag("-h,--help", "Print this help");
   // One at a time: a second name is a stray word, or a file called like a command.
   program.require_subcommand(0, 1);
-  program.footer(kExamples);
+  program.footer(kUsageExamples);
   program.get_formatter()->column_width(34);
   program.get_formatter()->label("Subcommands", "Commands");
   program.get_formatter()->label("SUBCOMMAND", "COMMAND");

@@ -22,7 +22,9 @@ const at::Tensor& chosen(const Value& output, const std::string& name) {
 
 std::string shape(const at::Tensor& tensor) { return TensorSpec::of(tensor).text(); }
 
-at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target) {
+constexpr std::int64_t kIgnored = -100;  // as in Python: such a target does not count
+
+at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target, const Classes& classes) {
   if (target.sizes() !=
           scores.sizes().slice(0, static_cast<std::size_t>(std::max<std::int64_t>(0, scores.dim() - 1))) ||
       !at::isIntegralType(target.scalar_type(), false)) {
@@ -30,6 +32,11 @@ at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target) {
         "cross_entropy takes classes along the last dimension of the output and integer targets of the other "
         "dimensions: the output is " +
         shape(scores) + ", the target " + shape(target));
+  }
+  if (classes.most >= scores.size(-1) || classes.least < 0) {
+    throw InvalidArgument("there is a target of class " +
+                          std::to_string(classes.least < 0 ? classes.least : classes.most) + ", but the output has " +
+                          std::to_string(scores.size(-1)) + " classes: they count from 0, and -100 does not count");
   }
   return at::cross_entropy_loss(scores.flatten(0, -2), target.flatten().to(at::kLong));
 }
@@ -44,11 +51,18 @@ at::Tensor mean_square(const at::Tensor& output, const at::Tensor& target) {
 
 }  // namespace
 
-LossFunction objective(const Options& options) {
-  return [classes = options.loss == "cross_entropy", name = options.output](const Value& output, const Value& target,
-                                                                            const ValueDict&) {
+Classes Classes::of(const at::Tensor& target) {
+  if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) return {};
+  const at::Tensor counted = target.masked_select(target != kIgnored);
+  if (counted.numel() == 0) return {};
+  return {counted.min().item<std::int64_t>(), counted.max().item<std::int64_t>()};
+}
+
+LossFunction objective(const Options& options, std::shared_ptr<const Classes> classes) {
+  return [is_classes = options.loss == "cross_entropy", name = options.output, classes = std::move(classes)](
+             const Value& output, const Value& target, const ValueDict&) {
     const at::Tensor& own = chosen(output, name);
-    return classes ? cross_entropy(own, target.tensor()) : mean_square(own, target.tensor());
+    return is_classes ? cross_entropy(own, target.tensor(), *classes) : mean_square(own, target.tensor());
   };
 }
 

@@ -78,9 +78,8 @@ class Batches {
     for (const std::string& name : whole_) dict.emplace_back(name, data_.whole(name).to(device_));
     return dict;
   }
-  [[nodiscard]] at::Tensor targets(std::int64_t batch) {
-    return data_.rows(options_.target, order_->batch(batch)).to(device_);
-  }
+  /// On the CPU.
+  [[nodiscard]] at::Tensor targets(std::int64_t batch) { return data_.rows(options_.target, order_->batch(batch)); }
 
  private:
   const safetensors::Entry* find(const std::string& name, Faults& faults) const {
@@ -204,8 +203,9 @@ void train(World& world, const Options& options) {
   check_places(options);
   const Pipe pipe = cut_for(options, world);
   Batches batches(pipe, options, world.device());
-  PipelineOptions how =
-      pipe.options({.schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options)});
+  const auto classes = std::make_shared<Classes>();
+  PipelineOptions how = pipe.options(
+      {.schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options, classes)});
   how.seed = options.seed;
   how.broadcast_loss = true;
   Pipeline pipeline(world, pipe.build_stages(world, options.schedule), how);
@@ -228,7 +228,11 @@ void train(World& world, const Options& options) {
     const std::int64_t batch = step * world.replicas() + world.replica();
     StepOptions inputs;
     if (pipeline.has_first_stage()) inputs.keywords = batches.inputs(batch);
-    if (pipeline.has_last_stage()) inputs.target = batches.targets(batch);
+    if (pipeline.has_last_stage()) {
+      const at::Tensor targets = batches.targets(batch);
+      *classes = Classes::of(targets);
+      inputs.target = targets.to(world.device());
+    }
     const StepResult result = pipeline.step({}, inputs);
     optimizer->step();
     optimizer->zero_grad();

@@ -206,7 +206,7 @@ void GraphReader::read_nodes(const Cursor& graph, Scope& scope, int context, int
 }
 
 void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& scope, int context, int depth) {
-  const std::string& target = cursor["target"].text();
+  const std::string target = cursor["target"].text();
   constexpr std::string_view kHigherOrder = "torch.ops.higher_order.";
   if (target.starts_with(kHigherOrder)) {
     if (target.ends_with(".wrap_with_set_grad_enabled") || target.ends_with(".wrap_with_autocast")) {
@@ -343,7 +343,7 @@ void GraphReader::read_origin(const Cursor& cursor, Node& node) {
   if (!cursor.has("metadata")) return;
   const Cursor metadata = cursor["metadata"];
   if (metadata.has("nn_module_stack")) {
-    const std::string& stack = metadata["nn_module_stack"].text();
+    const std::string stack = metadata["nn_module_stack"].text();
     for (std::size_t begin = 0; begin < stack.size();) {
       const std::size_t end = std::min(stack.find(';', begin), stack.size());
       const std::string entry = stack.substr(begin, end - begin);

@@ -14,14 +14,14 @@ const std::set<std::string_view>& sharing_operators() {
   static const std::set<std::string_view> names = {
       "_conj", "_fw_primal", "_grad_sum_to_size", "_indices", "_make_dual", "_neg_view", "_nested_get_values",
       "_nested_view_from_buffer", "_nested_view_from_jagged", "_reshape_alias", "_sparse_broadcast_to",
-      "_test_autograd_multiple_dispatch_view", "_unpack_dual", "_values", "adjoint", "alias", "as_strided",
+      "_test_autograd_multiple_dispatch_view", "_unpack_dual", "_values", "adjoint", "alias", "align_to", "as_strided",
       "broadcast_to", "ccol_indices", "chunk", "coalesce", "col_indices", "conj", "contiguous", "crow_indices",
       "detach", "diagonal", "dsplit", "expand", "expand_as", "flatten", "hsplit", "imag", "indices", "lift_fresh",
       "linalg_diagonal", "mH", "mT", "matrix_H", "moveaxis", "movedim", "narrow", "numpy_T", "permute", "pin_memory",
-      "positive", "ravel", "real", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "row_indices", "select",
-      "slice", "slice_inverse", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "tensor_split",
-      "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "values", "view", "view_as", "view_as_complex",
-      "view_as_real", "vsplit", "_autocast_to_full_precision", "_autocast_to_reduced_precision",
+      "positive", "ravel", "real", "refine_names", "rename", "reshape", "reshape_as", "resolve_conj", "resolve_neg",
+      "row_indices", "select", "slice", "slice_inverse", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims",
+      "t", "tensor_split", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "values", "view", "view_as",
+      "view_as_complex", "view_as_real", "vsplit", "_autocast_to_full_precision", "_autocast_to_reduced_precision",
       // Without saying so:
       "_unsafe_view", "alpha_dropout", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "dropout",
       "feature_alpha_dropout", "feature_dropout", "meshgrid", "sum_to_size", "type_as", "unsafe_chunk", "unsafe_split",
@@ -151,10 +151,11 @@ Name name_of(std::string_view target) {
 /// An overload that writes into tensors that it is given.
 bool writes_results(const Name& name) {
   static const std::set<std::string_view> overloads = {
-      "L",       "Q",       "U",          "X",      "dim_max", "dim_min", "dim_values", "eigenvalues",
-      "eigvals", "inverse", "grad_input", "output", "result",  "sign",    "values",     "values_stable"};
-  return name.overload.ends_with("out") || name.overload.starts_with("out") || name.overload.starts_with("Out") ||
-         overloads.contains(name.overload) || (name.base == "geqrf" && name.overload == "a");
+      "L", "Q", "U", "X", "eigenvalues", "eigvals", "grad_input", "inverse", "output", "result", "sign"};
+  static constexpr std::array<std::string_view, 5> kEndings = {"out", "dim_max", "dim_min", "values", "values_stable"};
+  return name.overload.starts_with("out") || name.overload.starts_with("Out") || overloads.contains(name.overload) ||
+         std::any_of(kEndings.begin(), kEndings.end(), [&](auto ending) { return name.overload.ends_with(ending); }) ||
+         (name.base == "geqrf" && name.overload == "a");
 }
 
 void add_tensors(const Argument& argument, std::vector<ValueId>& all) {

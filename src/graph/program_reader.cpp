@@ -214,7 +214,7 @@ class ProgramReader {
   }
 
   void read_update(const Cursor& spec) {
-    const std::string& name = spec["buffer_name"].text();
+    const std::string name = spec["buffer_name"].text();
     for (std::size_t i = 0; i < program_.inputs.size(); ++i) {
       if (program_.inputs[i].kind == Input::Kind::kBuffer && program_.inputs[i].name == name) {
         program_.updates.push_back({static_cast<int>(i), value_of(spec["arg"]["name"])});

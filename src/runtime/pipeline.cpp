@@ -20,11 +20,7 @@
 #include "timeline_message.h"
 
 namespace stagecraft {
-namespace {
-
-std::string number(std::int64_t value) { return std::to_string(value); }
-
-}  // namespace
+namespace {}  // namespace
 
 double StepResult::loss() const {
   if (losses.empty()) {
@@ -125,14 +121,15 @@ class Pipeline::Implementation {
   void set_up(const std::vector<std::vector<StageId>>& stages_by_rank) {
     std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.index() < b.index(); });
     if (stages_.empty()) {
-      throw InvalidArgument("rank " + number(world_.rank().value) + " has no stage: " + number(world_.size()) +
+      throw InvalidArgument("rank " + std::to_string(world_.rank().value) +
+                            " has no stage: " + std::to_string(world_.size()) +
                             " ranks need at least as many stages; start fewer ranks, or cut the model further");
     }
     if (options_.microbatches < 0) {
-      throw InvalidArgument("there must be at least 1 microbatch, got " + number(options_.microbatches));
+      throw InvalidArgument("there must be at least 1 microbatch, got " + std::to_string(options_.microbatches));
     }
     if (options_.bucket_bytes < 1) {
-      throw InvalidArgument("bucket_bytes is at least 1, got " + number(options_.bucket_bytes));
+      throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
     }
     Schedule starting = resolve(options_, stages_by_rank, world_.rank());
     check_stages(stages_, starting, world_.rank());
@@ -198,7 +195,7 @@ class Pipeline::Implementation {
     if (own) std::rethrow_exception(own);
     for (std::size_t r = 0; r < all.size(); ++r) {
       if (!all[r].empty())
-        throw AbortedError("rank " + number(static_cast<std::int64_t>(r)) + ": " + all[r], RankId(r));
+        throw AbortedError("rank " + std::to_string(static_cast<std::int64_t>(r)) + ": " + all[r], RankId(r));
     }
   }
 
@@ -280,7 +277,7 @@ class Pipeline::Implementation {
     if (!has_first() && !has_last()) return;  // it does not know the rows, nor does it need them
     std::int64_t total = 0;
     bool all_know = true;
-    for (const Message& message : world_.peers().all_gather(Message{{}, number(inputs.rows)})) {
+    for (const Message& message : world_.peers().all_gather(Message{{}, std::to_string(inputs.rows)})) {
       const std::int64_t rows = std::stoll(message.header);
       all_know &= rows > 0;
       total += rows;

@@ -8,11 +8,7 @@
 #include "starting_schedule.h"
 
 namespace stagecraft {
-namespace {
-
-std::string number(std::int64_t value) { return std::to_string(value); }
-
-}  // namespace
+namespace {}  // namespace
 
 Schedule resolve(const PipelineOptions& options, const std::vector<std::vector<StageId>>& stages_by_rank, RankId rank) {
   const auto ranks = static_cast<int>(stages_by_rank.size());
@@ -28,12 +24,12 @@ Schedule resolve(const PipelineOptions& options, const std::vector<std::vector<S
   }
   Schedule schedule = options.plan ? *options.plan : read_schedule(options.schedule);
   if (schedule.ranks() != ranks) {
-    throw InvalidArgument("the schedule is for " + number(schedule.ranks()) + " ranks, but the world has " +
-                          number(ranks) + ": start as many, or give another schedule");
+    throw InvalidArgument("the schedule is for " + std::to_string(schedule.ranks()) + " ranks, but the world has " +
+                          std::to_string(ranks) + ": start as many, or give another schedule");
   }
   if (options.microbatches != 0 && options.microbatches != schedule.microbatches) {
-    throw InvalidArgument("the schedule is for " + number(schedule.microbatches) + " microbatches, but " +
-                          number(options.microbatches) +
+    throw InvalidArgument("the schedule is for " + std::to_string(schedule.microbatches) + " microbatches, but " +
+                          std::to_string(options.microbatches) +
                           " are asked for: leave the number out, or give another schedule");
   }
   return schedule;
@@ -42,11 +38,11 @@ Schedule resolve(const PipelineOptions& options, const std::vector<std::vector<S
 void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, RankId rank) {
   const auto expected = schedule.placement.stages_of(rank);
   std::string wanted;
-  for (const StageId stage : expected) wanted += (wanted.empty() ? "" : ", ") + number(stage.value);
+  for (const StageId stage : expected) wanted += (wanted.empty() ? "" : ", ") + std::to_string(stage.value);
   for (const Stage& stage : stages) {
     if (!schedule.placement.contains(stage.index())) {
-      throw InvalidArgument("rank " + number(rank.value) + " has stage " + number(stage.index().value) +
-                            ", but the pipeline has stages 0 to " + number(schedule.stages() - 1));
+      throw InvalidArgument("rank " + std::to_string(rank.value) + " has stage " + std::to_string(stage.index().value) +
+                            ", but the pipeline has stages 0 to " + std::to_string(schedule.stages() - 1));
     }
   }
   const bool same = stages.size() == expected.size() &&
@@ -54,8 +50,8 @@ void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, Ra
                                [](const Stage& stage, StageId id) { return stage.index() == id; });
   if (same) return;
   std::string got;
-  for (const Stage& stage : stages) got += (got.empty() ? "" : ", ") + number(stage.index().value);
-  throw InvalidArgument("rank " + number(rank.value) + " has stages " + (got.empty() ? "(none)" : got) +
+  for (const Stage& stage : stages) got += (got.empty() ? "" : ", ") + std::to_string(stage.index().value);
+  throw InvalidArgument("rank " + std::to_string(rank.value) + " has stages " + (got.empty() ? "(none)" : got) +
                         ", but the schedule wants stages " + wanted +
                         " there: every rank makes its own, and no rank goes without");
 }

@@ -22,11 +22,9 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-std::string number(std::int64_t value) { return std::to_string(value); }
-
 std::string listed(const Sizes& numbers) {
   std::string text;
-  for (const std::int64_t value : numbers) text += (text.empty() ? "" : ", ") + number(value);
+  for (const std::int64_t value : numbers) text += (text.empty() ? "" : ", ") + std::to_string(value);
   return "[" + text + "]";
 }
 
@@ -78,11 +76,12 @@ void check_options(const SplitOptions& options, std::int64_t layers, int stages)
   const int ways =
       (options.layers.empty() ? 0 : 1) + (options.cuts.empty() ? 0 : 1) + (options.balance == Balance::kLayers ? 0 : 1);
   if (ways > 1) {
-    throw InvalidArgument("a Sequential is cut in one way: give one of layers, cuts and balance, not " + number(ways));
+    throw InvalidArgument("a Sequential is cut in one way: give one of layers, cuts and balance, not " +
+                          std::to_string(ways));
   }
   if (layers < stages) {
-    throw InvalidArgument("a Sequential of " + number(layers) + " layers cannot be cut into " + number(stages) +
-                          " stages: use fewer ranks or stages per rank");
+    throw InvalidArgument("a Sequential of " + std::to_string(layers) + " layers cannot be cut into " +
+                          std::to_string(stages) + " stages: use fewer ranks or stages per rank");
   }
 }
 
@@ -95,12 +94,13 @@ Sizes given_sizes(const SplitOptions& options, std::int64_t layers, int stages) 
                     std::all_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size > 0; });
   if (fits) return sizes;
   if (by_cuts) {
-    throw InvalidArgument("cuts are " + listed(options.cuts) + ", but " + number(stages) + " stages of " +
-                          number(layers) + " layers need " + number(stages - 1) + " cuts that ascend between 0 and " +
-                          number(layers));
+    throw InvalidArgument("cuts are " + listed(options.cuts) + ", but " + std::to_string(stages) + " stages of " +
+                          std::to_string(layers) + " layers need " + std::to_string(stages - 1) +
+                          " cuts that ascend between 0 and " + std::to_string(layers));
   }
-  throw InvalidArgument("layers are " + listed(options.layers) + ", but there are " + number(stages) + " stages and " +
-                        number(layers) + " layers: every stage has at least one, and together they have all");
+  throw InvalidArgument("layers are " + listed(options.layers) + ", but there are " + std::to_string(stages) +
+                        " stages and " + std::to_string(layers) +
+                        " layers: every stage has at least one, and together they have all");
 }
 
 /// Measured on the first rank: times differ from rank to rank, and cuts must not.
@@ -113,7 +113,7 @@ Sizes measured_sizes(const torch::nn::Sequential& model, World& world, const Spl
         throw InvalidArgument("to balance by time, layers are run: give SplitOptions a sample of the model's input");
       }
       for (const std::int64_t size : balanced_sizes(layer_times(model, options.sample), stages)) {
-        message.header += number(size) + ' ';
+        message.header += std::to_string(size) + ' ';
       }
     }
     std::istringstream in(world.everyone().broadcast(std::move(message), 0).header);

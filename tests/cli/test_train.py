@@ -144,6 +144,11 @@ class Trains(TrainCase):
             for a, b in zip(ours, theirs, strict=True):
                 self.assertAlmostEqual(a, b, delta=1e-5)
 
+    def test_targets_that_do_not_count(self):
+        some = {**self.text, "target": self.text["target"].masked_fill(torch.rand(ROWS, LENGTH) < 0.3, -100)}
+        ours, _ = self.losses("--in-order", data=some)
+        self.assert_close(ours, python_language(some))
+
     def test_rows_are_shuffled_by_the_seed(self):
         first, _ = self.losses("--seed", 1)
         again, _ = self.losses("--seed", 1)
@@ -249,7 +254,8 @@ class Refuses(TrainCase):
             ({**text, "target": text["target"].float()}, [], ("cross_entropy takes", "Double [8, 6, 16]", "Float [8, 6]")),
             (text, ["--loss", "mse"], ("mse takes a target of the shape of the output", "Double [8, 6, 16]", "Long [8, 6]")),
             (text, ["--output", "nothing"], ("'nothing'", "last", "logits")),
-            ({**text, "target": text["target"] + 99}, [], ("out of bounds",)),
+            ({**text, "target": text["target"] + 99}, [], ("class 114", "16 classes")),
+            ({**text, "target": text["target"] - 1}, [], ("class -1", "-100 does not count")),
         ):
             done = self.command(*self.arguments("--ranks", 2, "--save", "state.safetensors", *options, data=data))
             self.assertEqual(done.returncode, REFUSED, done.stderr)

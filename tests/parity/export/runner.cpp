@@ -56,6 +56,26 @@ sc::Value as_value(const c10::IValue& value) {
   return {};
 }
 
+at::DeviceType device_type() {
+  const char* name = std::getenv("STAGECRAFT_TEST_DEVICE");
+  return name == nullptr ? at::kCPU : at::Device(name).type();
+}
+
+sc::Value on(const at::Device& device, const sc::Value& value) {
+  if (value.is_tensor()) return value.tensor().to(device);
+  if (value.is_list()) {
+    sc::ValueList list;
+    for (const sc::Value& item : value.list()) list.push_back(on(device, item));
+    return list;
+  }
+  if (value.is_dict()) {
+    sc::ValueDict dict;
+    for (const auto& [name, item] : value.dict()) dict.emplace_back(name, on(device, item));
+    return dict;
+  }
+  return value;
+}
+
 using Tensors = std::map<std::string, at::Tensor>;
 
 struct Data {
@@ -103,26 +123,29 @@ at::Tensor loss_of(const sc::Value& output, const sc::Value&, const sc::ValueDic
 
 void run(const sc::Pipe& pipe, const Data& data, const std::string& schedule, int ranks, int microbatches,
          bool evaluation, Outcome& outcome, std::uint64_t seed = 0) {
-  sc::run_ranks({.ranks = ranks}, [&](sc::World& world) {
+  sc::run_ranks({.ranks = ranks, .device_type = device_type()}, [&](sc::World& world) {
     sc::PipelineOptions how = pipe.options(
         {.schedule = schedule, .microbatches = microbatches, .loss = loss_of, .loss_scale = sc::LossScale::kSum});
     how.seed = seed;
     sc::Pipeline pipeline(world, pipe.build_stages(world, schedule), how);
     sc::StepOptions options;
     options.target = at::zeros({microbatches});
-    if (world.is_first()) options.keywords = data.keywords;
     options.return_outputs = true;
-    const sc::ValueList arguments = pipeline.has_first_stage() ? data.arguments : sc::ValueList();
-    if (!pipeline.has_first_stage()) options.keywords.clear();
+    sc::ValueList arguments;
+    if (pipeline.has_first_stage()) {
+      options.keywords = on(world.device(), data.keywords).dict();
+      arguments = on(world.device(), data.arguments).list();
+    }
     const sc::StepResult result = evaluation ? pipeline.eval(arguments, options) : pipeline.step(arguments, options);
     const std::lock_guard lock(outcome.mutex);
     if (pipeline.has_last_stage())
-      result.output.for_each_tensor([&](const at::Tensor& tensor) { outcome.outputs.push_back(tensor.detach()); });
+      result.output.for_each_tensor(
+          [&](const at::Tensor& tensor) { outcome.outputs.push_back(tensor.detach().cpu()); });
     for (const auto& [name, parameter] : pipeline.named_parameters()) {
-      if (parameter.grad().defined()) outcome.gradients[name] = parameter.grad();
+      if (parameter.grad().defined()) outcome.gradients[name] = parameter.grad().cpu();
     }
     for (const sc::Stage& stage : pipeline.stages()) {
-      for (const auto& [name, buffer] : stage.buffers()) outcome.buffers[name] = buffer;
+      for (const auto& [name, buffer] : stage.buffers()) outcome.buffers[name] = buffer.cpu();
     }
   });
 }
@@ -241,7 +264,7 @@ class Job {
       return at::cross_entropy_loss(scores.flatten(0, -2), target.tensor().flatten());
     };
     std::vector<double> losses;
-    sc::run_ranks({.ranks = how.at("ranks").get<int>()}, [&](sc::World& world) {
+    sc::run_ranks({.ranks = how.at("ranks").get<int>(), .device_type = device_type()}, [&](sc::World& world) {
       sc::Pipeline pipeline(
           world, pipe.build_stages(world, schedule),
           pipe.options({.schedule = schedule, .microbatches = job_.at("microbatches")[0].get<int>(), .loss = loss}));
@@ -249,8 +272,8 @@ class Job {
       for (int step = 0; step < how.at("steps").get<int>(); ++step) {
         const sc::Value& batch = batches[static_cast<std::size_t>(step) % batches.size()];
         sc::StepOptions options;
-        options.target = batch.at("target");
-        if (pipeline.has_first_stage()) options.keywords = batch.at("keywords").dict();
+        options.target = on(world.device(), batch.at("target"));
+        if (pipeline.has_first_stage()) options.keywords = on(world.device(), batch.at("keywords")).dict();
         const sc::StepResult result = pipeline.step({}, options);
         optimizer.step();
         optimizer.zero_grad();

@@ -13,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import transformers  # noqa: E402
 
 STEPS, RATE = 20, 1e-3
+DEVICE = os.environ.get("STAGECRAFT_TEST_DEVICE", "cpu")  # where the runner computes
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -91,7 +92,7 @@ class Transformers(jobs.JobsCase):
         program = torch.export.export(model, (), keywords, dynamic_shapes={k: {0: rows} for k in keywords}, strict=False)
         path = self.path(f"{name}_{str(dtype)[-2:]}")
         torch.export.save(program, path + ".pt2")
-        torch.save({"batches": batches, "losses": self.losses(copy.deepcopy(model), batches)}, path + ".data")
+        torch.save({"batches": batches, "losses": self.losses(copy.deepcopy(model).to(DEVICE), batches)}, path + ".data")
         return {"name": os.path.basename(path), "model": path + ".pt2", "data": path + ".data", "microbatches": [4],
                 "tolerance": 1e-9 if dtype == torch.float64 else 2e-4,
                 "train": {"steps": STEPS, "rate": RATE, "output": "logits", "stages": stages, "schedule": schedule,
@@ -101,7 +102,7 @@ class Transformers(jobs.JobsCase):
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
         losses = []
         for step in range(STEPS):
-            batch = batches[step % len(batches)]
+            batch = torch.utils._pytree.tree_map(lambda tensor: tensor.to(DEVICE), batches[step % len(batches)])
             scores = model(**batch["keywords"]).logits
             loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2), batch["target"].flatten())
             loss.backward()

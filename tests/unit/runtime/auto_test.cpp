@@ -16,7 +16,7 @@ using Phase = AutoReport::Phase;
 
 constexpr AutoOptions kQuick = {.profile_steps = 2, .time_budget = 0.5};
 /// Until it is decided: two and one more of each form, recorded; then of each schedule, measured.
-constexpr int kSteps = 2 * 2 * (2 + 1);
+constexpr int kAutoSteps = 2 * 2 * (2 + 1);
 
 PipelineOptions automatic(int microbatches, const AutoOptions& options = kQuick) {
   return {.schedule = "auto", .microbatches = microbatches, .loss = mean_square, .automatic = options};
@@ -48,14 +48,14 @@ TEST(Auto, FindsAFasterScheduleAndSwitches) {
     EXPECT_EQ(pipeline.auto_report().phase, Phase::kProfiling);
     EXPECT_THAT(pipeline.auto_report().text(), HasSubstr("profiling 1F1B"));
     std::vector<Phase> phases;
-    for (int step = 0; step < kSteps + 1; ++step) {
+    for (int step = 0; step < kAutoSteps + 1; ++step) {
       pipeline.step({x}, {.target = x});
       phases.push_back(pipeline.auto_report().phase);
     }
-    EXPECT_EQ(phases[kSteps / 2 - 2], Phase::kProfiling);
-    EXPECT_EQ(phases[kSteps / 2 - 1], Phase::kComparing);
-    EXPECT_EQ(phases[kSteps - 2], Phase::kComparing);
-    EXPECT_EQ(phases[kSteps - 1], Phase::kDecided);
+    EXPECT_EQ(phases[kAutoSteps / 2 - 2], Phase::kProfiling);
+    EXPECT_EQ(phases[kAutoSteps / 2 - 1], Phase::kComparing);
+    EXPECT_EQ(phases[kAutoSteps - 2], Phase::kComparing);
+    EXPECT_EQ(phases[kAutoSteps - 1], Phase::kDecided);
     const AutoReport& report = pipeline.auto_report();
     reports.add(world.rank(), report.text());
     // 1F1B takes six times 24 ms, a zero-bubble schedule 16 ms and four times 24 ms.
@@ -84,7 +84,7 @@ TEST(Auto, StaysWhenNothingIsFaster) {
     slow_down(pipeline);
     slow_down(pipeline, ActionKind::kBackward, std::chrono::milliseconds(8));  // splitting costs time
     const Tensor x = at::ones({4, 4});
-    for (int step = 0; step < kSteps; ++step) pipeline.step({x}, {.target = x});
+    for (int step = 0; step < kAutoSteps; ++step) pipeline.step({x}, {.target = x});
     EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
     EXPECT_FALSE(pipeline.auto_report().switched);
     EXPECT_THAT(pipeline.auto_report().text(), HasSubstr("stays with 1F1B"));
@@ -96,7 +96,7 @@ TEST(Auto, KeepsTheOldScheduleIfTheNewOneIsSlowerWhenMeasured) {
     Pipeline pipeline(world, {stage_for(world)}, automatic(4));
     slow_down(pipeline);
     const Tensor x = at::ones({4, 4});
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kAutoSteps; ++step) {
       // What looked cheap when it was profiled no longer is.
       if (pipeline.auto_report().phase == Phase::kComparing) {
         slow_down(pipeline, ActionKind::kBackwardWeight, std::chrono::milliseconds(40));
@@ -119,7 +119,7 @@ TEST(Auto, MoreMemoryIsTakenOnlyWhereAllowed) {
     more.memory_limit = std::numeric_limits<double>::infinity();
     Pipeline unlimited(world, {stage_for(world)}, automatic(2, more));
     const Tensor x = at::ones({4, 4});
-    for (int step = 0; step < kSteps; ++step) unlimited.step({x}, {.target = x});
+    for (int step = 0; step < kAutoSteps; ++step) unlimited.step({x}, {.target = x});
     EXPECT_EQ(unlimited.auto_report().phase, Phase::kDecided);
   });
 }
@@ -151,7 +151,7 @@ TEST(Auto, TakesStagesWhereTheyAre) {
     }
     Pipeline pipeline(world, std::move(stages), automatic(3));
     const Tensor x = at::ones({3, 4});
-    for (int step = 0; step < kSteps; ++step) pipeline.step({x}, {.target = x});
+    for (int step = 0; step < kAutoSteps; ++step) pipeline.step({x}, {.target = x});
     EXPECT_EQ(pipeline.auto_report().starting, "breadth-first");
     EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
   });
@@ -220,7 +220,7 @@ TEST(Auto, AFailedStepDoesNotCount) {
       }
     }
     EXPECT_EQ(failed, 1);
-    EXPECT_GE(good, kSteps / 2);
+    EXPECT_GE(good, kAutoSteps / 2);
   });
 }
 
@@ -230,7 +230,7 @@ TEST(Auto, AFailureToPlanIsAnErrorOnAllRanksAndTheNextStepWorks) {
     Autopilot autopilot(world, kQuick, make_schedule("1F1B", {.ranks = 2, .microbatches = 2}), "send_recv");
     EXPECT_EQ(autopilot.next(), Autopilot::kWhole);
     said.add(world.rank(), message_of([&] {
-               for (int step = 0; step < kSteps / 2; ++step) autopilot.after_step({}, 1);  // nothing was recorded
+               for (int step = 0; step < kAutoSteps / 2; ++step) autopilot.after_step({}, 1);  // nothing was recorded
              }));
     EXPECT_TRUE(autopilot.is_decided());
     EXPECT_EQ(autopilot.next(), Autopilot::kWhole);
@@ -245,7 +245,7 @@ TEST(Auto, TheUsersOwnRecordingIsLeftAlone) {
     Pipeline pipeline(world, {stage_for(world)}, automatic(2));
     const Tensor x = at::ones({4, 4});
     pipeline.record_timeline(true);
-    for (int step = 0; step < kSteps + 1; ++step) pipeline.step({x}, {.target = x});
+    for (int step = 0; step < kAutoSteps + 1; ++step) pipeline.step({x}, {.target = x});
     EXPECT_FALSE(pipeline.timeline().empty());
     pipeline.record_timeline(false);
     pipeline.step({x}, {.target = x});
@@ -259,7 +259,7 @@ TEST(Auto, ReplicasDecideAlike) {
     Pipeline pipeline(world, {stage_for(world)}, automatic(4));
     slow_down(pipeline);
     const Tensor x = at::randn({4, 4});
-    for (int step = 0; step < kSteps + 1; ++step) pipeline.step({x}, {.target = x});
+    for (int step = 0; step < kAutoSteps + 1; ++step) pipeline.step({x}, {.target = x});
     EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
     said.add(world.world_rank(), pipeline.auto_report().text());
   });
