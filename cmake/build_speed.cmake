@@ -22,9 +22,17 @@ function(stagecraft_unity target)
   endif()
 endfunction()
 
-# stagecraft_thin(<target>): a program that only calls what is optimised elsewhere.
+# stagecraft_thin(<target>): a program that only calls what is optimised elsewhere. With sanitizers, what counts is that memory
+# and threads are watched in it too; undefined behaviour is looked for in the library.
 function(stagecraft_thin target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(STAGECRAFT_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+    if(STAGECRAFT_SANITIZE MATCHES undefined)
+      target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
+    endif()
+  else()
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
 endfunction()
 
 # stagecraft_torch_program(<target>): such a program on LibTorch.

@@ -50,7 +50,8 @@ std::optional<std::vector<Number>> numbers(const Argument& argument, std::size_t
 
 }  // namespace
 
-void ArgumentMaker::make(const graph::Node& node, const c10::FunctionSchema& schema, Instruction& instruction) const {
+void ArgumentMaker::make(const graph::Node& node, const c10::FunctionSchema& schema,
+                         ModelInstruction& instruction) const {
   const std::vector<c10::Argument>& formals = schema.arguments();
   std::vector<const Argument*> given(formals.size(), nullptr);
   for (std::size_t i = 0; i < node.arguments.size(); ++i) {
@@ -76,7 +77,7 @@ void ArgumentMaker::make(const graph::Node& node, const c10::FunctionSchema& sch
   }
 }
 
-void ArgumentMaker::make_numbers(const graph::Node& node, Instruction& instruction) const {
+void ArgumentMaker::make_numbers(const graph::Node& node, ModelInstruction& instruction) const {
   for (std::size_t i = 0; i < node.arguments.size(); ++i) {
     const Argument& argument = node.arguments[i].value;
     const auto position = static_cast<std::uint32_t>(i);
@@ -100,7 +101,7 @@ void ArgumentMaker::make_numbers(const graph::Node& node, Instruction& instructi
 }
 
 IValue ArgumentMaker::value(const Argument& argument, const c10::Argument& formal, std::uint32_t position,
-                            Instruction& instruction) const {
+                            ModelInstruction& instruction) const {
   c10::TypePtr type = formal.type();
   const bool optional = type->kind() == TypeKind::OptionalType;
   if (optional) type = type->expectRef<c10::OptionalType>().getElementType();
@@ -171,7 +172,7 @@ IValue ArgumentMaker::plain(const Argument& argument, TypeKind wanted) const {
 }
 
 IValue ArgumentMaker::list(const Argument& argument, const c10::Argument& formal, const c10::TypePtr& element,
-                           std::uint32_t position, Instruction& instruction) const {
+                           std::uint32_t position, ModelInstruction& instruction) const {
   const auto count = static_cast<std::size_t>(formal.N().value_or(1));
   const bool of_optional = element->kind() == TypeKind::OptionalType;
   const TypeKind kind =
@@ -228,7 +229,7 @@ IValue ArgumentMaker::list(const Argument& argument, const c10::Argument& formal
 }
 
 IValue ArgumentMaker::tensors(const graph::Uses& uses, bool optional, std::uint32_t position,
-                              Instruction& instruction) const {
+                              ModelInstruction& instruction) const {
   Fill fill{optional ? Fill::Kind::kOptionalTensors : Fill::Kind::kTensors, false, position};
   for (const graph::Use& use : uses) {
     const Place place = use.value == graph::kNoValue ? Place{} : find_(use.value);

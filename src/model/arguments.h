@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "instruction.h"
+#include "model_instruction.h"
 #include "stagecraft/graph/program.h"
 
 namespace stagecraft {
@@ -21,17 +21,18 @@ class ArgumentMaker {
   ArgumentMaker(const Find& find, at::Device device) : find_(find), device_(device) {}
 
   /// Throws InvalidArgument that names the argument.
-  void make(const graph::Node& node, const c10::FunctionSchema& schema, Instruction& instruction) const;
+  void make(const graph::Node& node, const c10::FunctionSchema& schema, ModelInstruction& instruction) const;
   /// The same for arithmetic on sizes, whose arguments have no schema.
-  void make_numbers(const graph::Node& node, Instruction& instruction) const;
+  void make_numbers(const graph::Node& node, ModelInstruction& instruction) const;
 
  private:
   c10::IValue value(const graph::Argument& argument, const c10::Argument& formal, std::uint32_t position,
-                    Instruction& instruction) const;
+                    ModelInstruction& instruction) const;
   c10::IValue plain(const graph::Argument& argument, c10::TypeKind wanted) const;
   c10::IValue list(const graph::Argument& argument, const c10::Argument& formal, const c10::TypePtr& element,
-                   std::uint32_t position, Instruction& instruction) const;
-  c10::IValue tensors(const graph::Uses& uses, bool optional, std::uint32_t position, Instruction& instruction) const;
+                   std::uint32_t position, ModelInstruction& instruction) const;
+  c10::IValue tensors(const graph::Uses& uses, bool optional, std::uint32_t position,
+                      ModelInstruction& instruction) const;
 
   const Find& find_;
   at::Device device_;

@@ -25,7 +25,7 @@ std::optional<c10::OperatorHandle> find_operator(const std::string& target) {
 }
 
 /// Training is baked into arguments of these operators.
-void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, Instruction& instruction) {
+void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, ModelInstruction& instruction) {
   const auto set = [&](const char* name, const c10::IValue& value) {
     const std::optional<int> position = schema.argumentIndexWithName(name);
     if (position) instruction.in_evaluation.emplace_back(static_cast<std::uint32_t>(*position), value);
@@ -74,8 +74,8 @@ class StageCompiler {
   }
 
   void add_size(const graph::SizeOf& size) {
-    Instruction instruction;
-    instruction.kind = Instruction::Kind::kSize;
+    ModelInstruction instruction;
+    instruction.kind = ModelInstruction::Kind::kSize;
     instruction.arguments = {c10::IValue(), c10::IValue(static_cast<std::int64_t>(size.dimension))};
     instruction.fills.push_back({Fill::Kind::kValue, false, 0, result_.slot_of[static_cast<std::size_t>(size.tensor)]});
     instruction.results.push_back({false, {new_slot(size.number)}});
@@ -85,7 +85,7 @@ class StageCompiler {
 
   void add_node(int index) {
     const Node& node = program_.nodes[static_cast<std::size_t>(index)];
-    Instruction instruction;
+    ModelInstruction instruction;
     instruction.node = index;
     instruction.context = node.context;
     const ArgumentMaker::Find find = [&](ValueId value) {
@@ -99,7 +99,7 @@ class StageCompiler {
       faults_.add(program_.describe(node) + " " + error.what());
     }
     for (const graph::Result& made : node.results) {
-      Instruction::Result& own = instruction.results.emplace_back();
+      ModelInstruction::Result& own = instruction.results.emplace_back();
       own.list = made.list;
       for (const ValueId value : made.values) own.slots.push_back(new_slot(value));
     }
@@ -115,20 +115,20 @@ class StageCompiler {
     }
   }
 
-  void resolve(const Node& node, const ArgumentMaker& maker, Instruction& instruction) const {
+  void resolve(const Node& node, const ArgumentMaker& maker, ModelInstruction& instruction) const {
     const graph::Argument* dimension = node.argument("dim");
     const auto* tensor = node.arguments.empty() ? nullptr : std::get_if<graph::Use>(&node.arguments.front().value);
     if (node.target == "aten::sym_size.int" && dimension != nullptr &&
         std::holds_alternative<std::int64_t>(*dimension) && tensor != nullptr &&
         !loaded_[static_cast<std::size_t>(tensor->value)].defined()) {
-      instruction.kind = Instruction::Kind::kSize;
+      instruction.kind = ModelInstruction::Kind::kSize;
       instruction.arguments = {c10::IValue(), c10::IValue(std::get<std::int64_t>(*dimension))};
       instruction.fills.push_back(
           {Fill::Kind::kValue, false, 0, result_.slot_of[static_cast<std::size_t>(tensor->value)]});
       return;
     }
     if (graph::computes_number(node)) {
-      instruction.kind = Instruction::Kind::kNumber;
+      instruction.kind = ModelInstruction::Kind::kNumber;
       instruction.number = find_number_operation(node.target);
       if (instruction.number == nullptr) throw InvalidArgument("is an operation on sizes that is not supported");
       maker.make_numbers(node, instruction);
@@ -162,7 +162,7 @@ class StageCompiler {
 
   void add_update(const graph::Update& update) {
     const graph::Input& buffer = program_.inputs[static_cast<std::size_t>(update.input)];
-    Instruction instruction;
+    ModelInstruction instruction;
     instruction.operation = find_operator("aten::copy_");
     instruction.node = -1;
     instruction.arguments = {loaded_[static_cast<std::size_t>(buffer.value)], c10::IValue(), false};
@@ -195,12 +195,12 @@ class StageCompiler {
     };
     const auto end = static_cast<std::ptrdiff_t>(result_.instructions.size());
     for (std::ptrdiff_t i = 0; i < end; ++i) {
-      const Instruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
+      const ModelInstruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
       for (const Fill& fill : instruction.fills) {
         note(fill.slot, i);
         for (const std::int32_t slot : fill.slots) note(slot, i);
       }
-      for (const Instruction::Result& made : instruction.results) {
+      for (const ModelInstruction::Result& made : instruction.results) {
         for (const std::int32_t slot : made.slots) note(slot, i);
       }
     }
@@ -213,7 +213,7 @@ class StageCompiler {
       }
     }
     for (std::ptrdiff_t i = 0; i < end; ++i) {
-      Instruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
+      ModelInstruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
       std::map<std::int32_t, int> uses;
       for (const Fill& fill : instruction.fills) {
         if (fill.slot >= 0) ++uses[fill.slot];
@@ -230,7 +230,7 @@ class StageCompiler {
           if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) frees.insert(slot);
         }
       }
-      for (Instruction::Result& made : instruction.results) {
+      for (ModelInstruction::Result& made : instruction.results) {
         for (std::int32_t& slot : made.slots) {
           if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) slot = -1;  // nobody wants it
         }
@@ -245,8 +245,8 @@ class StageCompiler {
 
   /// Constants stay where they are used again and again.
   void keep_constants() {
-    for (const Instruction& instruction : result_.constants) {
-      for (const Instruction::Result& made : instruction.results) {
+    for (const ModelInstruction& instruction : result_.constants) {
+      for (const ModelInstruction::Result& made : instruction.results) {
         for (const std::int32_t slot : made.slots) {
           if (slot >= 0 && last_[static_cast<std::size_t>(slot)] >= 0) result_.kept.push_back(slot);
         }

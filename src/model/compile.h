@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "instruction.h"
+#include "model_instruction.h"
 #include "stagecraft/graph/cut.h"
 
 namespace stagecraft {
@@ -14,8 +14,8 @@ using LoadedTensors = std::map<int, at::Tensor>;
 
 /// A stage as a flat list of instructions over slots, one per value that is not loaded.
 struct Compiled {
-  std::vector<Instruction> constants;  ///< What depends on nothing that changes: run once.
-  std::vector<Instruction> instructions;
+  std::vector<ModelInstruction> constants;  ///< What depends on nothing that changes: run once.
+  std::vector<ModelInstruction> instructions;
   std::vector<std::int32_t> received;  ///< Slots, in the order of StageGraph::receives; -1: nobody uses it.
   std::vector<std::int32_t> slot_of;   ///< By value; -1: it has none.
   std::vector<std::int32_t> kept;      ///< Slots of constants that instructions or results use.

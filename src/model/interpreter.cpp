@@ -189,17 +189,17 @@ Value Interpreter::result(const graph::Argument& output, const Frame& frame) con
   return {};
 }
 
-std::string Interpreter::describe(const Instruction& instruction) const {
+std::string Interpreter::describe(const ModelInstruction& instruction) const {
   if (instruction.node < 0) return "an update of a buffer";
   return program_->describe(program_->nodes[static_cast<std::size_t>(instruction.node)]);
 }
 
-void Interpreter::execute(const std::vector<Instruction>& instructions, Frame& frame) const {
+void Interpreter::execute(const std::vector<ModelInstruction>& instructions, Frame& frame) const {
   const bool evaluation = evaluation_;
   std::vector<IValue> stack;
   std::unique_ptr<Surroundings> surroundings;
   int context = 0;
-  for (const Instruction& instruction : instructions) {
+  for (const ModelInstruction& instruction : instructions) {
     if (instruction.context != context) {
       surroundings.reset();
       context = instruction.context;
@@ -219,16 +219,16 @@ void Interpreter::execute(const std::vector<Instruction>& instructions, Frame& f
   }
 }
 
-void Interpreter::call(const Instruction& instruction, Frame& frame, std::vector<IValue>& stack) const {
+void Interpreter::call(const ModelInstruction& instruction, Frame& frame, std::vector<IValue>& stack) const {
   try {
     switch (instruction.kind) {
-      case Instruction::Kind::kOperator:
+      case ModelInstruction::Kind::kOperator:
         instruction.operation->callBoxed(stack);
         break;
-      case Instruction::Kind::kSize:
+      case ModelInstruction::Kind::kSize:
         stack = {IValue(stack[0].toTensor().size(stack[1].toInt()))};
         break;
-      case Instruction::Kind::kNumber:
+      case ModelInstruction::Kind::kNumber:
         stack = {instruction.number(stack)};
         break;
     }
@@ -238,7 +238,7 @@ void Interpreter::call(const Instruction& instruction, Frame& frame, std::vector
     throw Error(describe(instruction) + ": " + error.what());
   }
   for (std::size_t i = 0; i < instruction.results.size(); ++i) {
-    const Instruction::Result& wanted = instruction.results[i];
+    const ModelInstruction::Result& wanted = instruction.results[i];
     if (!wanted.list) {
       if (wanted.slots[0] >= 0) frame[static_cast<std::size_t>(wanted.slots[0])] = std::move(stack[i]);
       continue;

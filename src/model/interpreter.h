@@ -28,9 +28,9 @@ class Interpreter {
 
   void make_constants();
   [[nodiscard]] bool sources_changed() const;
-  void execute(const std::vector<Instruction>& instructions, Frame& frame) const;
-  void call(const Instruction& instruction, Frame& frame, std::vector<c10::IValue>& stack) const;
-  [[nodiscard]] std::string describe(const Instruction& instruction) const;
+  void execute(const std::vector<ModelInstruction>& instructions, Frame& frame) const;
+  void call(const ModelInstruction& instruction, Frame& frame, std::vector<c10::IValue>& stack) const;
+  [[nodiscard]] std::string describe(const ModelInstruction& instruction) const;
   [[nodiscard]] Value result(const graph::Argument& output, const Frame& frame) const;
 
   std::shared_ptr<const graph::Program> program_;

@@ -24,7 +24,8 @@ SEED = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1 << 30)
 RANKS = 3
 TIMEOUT = 5.0  # of the ranks
 GRACE = 4.0  # starting, ending, a busy machine
-# MPICH's launcher answers the death of a rank with SIGKILL for the others: some do not get to say anything.
+# MPICH's launcher answers the death of a rank with SIGKILL for the others: some do not get to say anything, and some see first
+# another one die that way.
 LAUNCHER_KILLS = "mpich" in MPIEXEC[0]
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
@@ -83,6 +84,11 @@ def under_mpi(fault, rank, action, ranks=RANKS, replicas=1, more=()):
     return Run(command, 2 * TIMEOUT + GRACE, mark)
 
 
+def lost(rank):
+    """What survivors say of a rank that was killed."""
+    return f"the process of rank {'' if LAUNCHER_KILLS else f'{rank} has ended'}"
+
+
 class Accidents(unittest.TestCase):
     def check(self, run, rank, text, survivors_wait=True, may_be_silent=False, ranks=RANKS):
         self.assertTrue(run.ended_in_time, f"still running after {run.seconds:.0f} s:\n{run.output}")
@@ -121,7 +127,7 @@ class Accidents(unittest.TestCase):
         for rank, action in self.places(3):
             with self.subTest(rank=rank, action=action):
                 run = under_mpi("kill", rank, action)
-                self.check(run, rank, f"the process of rank {rank} has ended", may_be_silent=LAUNCHER_KILLS)
+                self.check(run, rank, lost(rank), may_be_silent=LAUNCHER_KILLS)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
 
     def test_a_rank_is_killed_while_it_saves(self):
@@ -130,7 +136,7 @@ class Accidents(unittest.TestCase):
             with self.subTest(rank=rank, moment=moment), tempfile.TemporaryDirectory() as folder:
                 path = os.path.join(folder, "model.safetensors")
                 run = under_mpi("kill", rank, moment, more=[path])
-                self.check(run, rank, f"the process of rank {rank} has ended", survivors_wait=False, may_be_silent=LAUNCHER_KILLS)
+                self.check(run, rank, lost(rank), survivors_wait=False, may_be_silent=LAUNCHER_KILLS)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
                 self.assert_whole(path)
 

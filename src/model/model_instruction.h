@@ -12,7 +12,7 @@
 
 namespace stagecraft {
 
-/// An argument, or a part of one, that is known only when the instruction runs.
+/// An argument, or a part of one, that is known only when the node runs.
 struct Fill {
   enum class Kind : std::uint8_t {
     kValue,            ///< The slot as it is.
@@ -32,7 +32,7 @@ struct Fill {
 };
 
 /// One node, ready to run: nothing is looked up any more.
-struct Instruction {
+struct ModelInstruction {
   enum class Kind : std::uint8_t { kOperator, kSize, kNumber };
 
   Kind kind = Kind::kOperator;
