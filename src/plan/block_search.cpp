@@ -5,14 +5,14 @@
 #include "climber.h"
 #include "moves.h"
 #include "seeds.h"
+#include "tolerances.h"
 
 namespace stagecraft::detail {
 namespace {
 
 constexpr int kPatience = 250;  // fruitless changes of a block before a new one is drawn
 constexpr int kDraws = 30;
-constexpr double kHeat = 0.02;  // in units of a microbatch's work
-constexpr double kSame = 1e-9;
+constexpr double kBlockHeat = 0.02;  // in units of a microbatch's work
 constexpr double kNone = std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -35,7 +35,7 @@ void BlockSearch::run(Dispatcher& dispatcher, double parts, double lower_bound,
     }
     Block changed = block;
     mutate(changed, problem_, random_);
-    const double heat = kHeat * problem_.unit;
+    const double heat = kBlockHeat * problem_.unit;
     const double other = value_of(dispatcher, changed, value + 8 * heat);
     failures = other < value - kSame ? 0 : failures + 1;
     if (other > value + heat * -std::log(random_.uniform())) continue;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "moves.h"
+#include "tolerances.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -10,7 +11,6 @@ namespace {
 constexpr double kPairShare = 0.3;  // of steps that change the order of a critical pair
 constexpr double kRebaseShare = 0.25;
 constexpr double kHopeless = 12;  // so many heats above the present value the odds are nil
-constexpr double kSame = 1e-9;
 
 }  // namespace
 

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "tolerances.h"
+
 namespace stagecraft::detail {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kTinyMemory = 1e-9;  // sums of memory may differ in their last bits
 
 }  // namespace
 

@@ -13,6 +13,7 @@
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/plan/exact.h"
 #include "stagecraft/schedule/generator.h"
+#include "tolerances.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -31,8 +32,6 @@ constexpr int kProbes = 6;            // short searches for the room that messag
 constexpr double kProbeEffort = 0.02;
 constexpr double kProbePart = 0.2;  // of the whole search, in what progress says
 constexpr double kMainEffort = 0.6;
-constexpr double kTinyMemory = 1e-6;
-constexpr double kSame = 1e-9;
 
 double parts_of(const Problem& problem) { return 3.0 * problem.stages * problem.microbatches; }
 
@@ -89,7 +88,7 @@ PlanResult PlacementPlan::run() {
 bool PlacementPlan::cancelled() const { return seconds_() > deadline_ || (request_.stop && request_.stop()); }
 
 bool PlacementPlan::fits(const Simulation& simulation) const {
-  return request_.memory_limit == 0 || simulation.peak_memory() <= request_.memory_limit + kTinyMemory;
+  return request_.memory_limit == 0 || simulation.peak_memory() <= request_.memory_limit + kMemoryMargin;
 }
 
 bool PlacementPlan::counts_messages() const {

@@ -10,13 +10,13 @@
 #include "placement_plan.h"
 #include "placements.h"
 #include "stagecraft/core/clock.h"
+#include "tolerances.h"
 
 namespace stagecraft {
 namespace {
 
+using detail::kMemoryMargin;
 using detail::Problem;
-
-constexpr double kTinyMemory = 1e-6;
 
 void check(const PlanRequest& request) {
   if (request.ranks < 1) throw InvalidArgument(fmt::format("a plan needs at least 1 rank, got {}", request.ranks));
@@ -35,7 +35,7 @@ void check(const PlanRequest& request) {
 
 void check_limit(const PlanRequest& request, const Placement& placement) {
   const double smallest = smallest_memory_limit(request.costs, placement);
-  if (request.memory_limit == 0 || request.memory_limit >= smallest - kTinyMemory) return;
+  if (request.memory_limit == 0 || request.memory_limit >= smallest - kMemoryMargin) return;
   throw InfeasibleLimit(
       fmt::format(
           "a memory limit of {:g} is too small: a rank holds a microbatch's activations in all its stages before "

@@ -6,15 +6,14 @@
 #include "climber.h"
 #include "links.h"
 #include "stagecraft/core/random.h"
+#include "tolerances.h"
 
 namespace stagecraft::detail {
 namespace {
 
 constexpr double kUnknown = -1;
-constexpr double kTinyMemory = 1e-9;
-constexpr double kSame = 1e-9;
-constexpr int kCycles = 6;     // of cooling down, each from the best so far
-constexpr double kHeat = 0.1;  // at the start of a cycle, in units of a microbatch's work
+constexpr int kCycles = 6;           // of cooling down, each from the best so far
+constexpr double kPolishHeat = 0.1;  // at the start of a cycle, in units of a microbatch's work
 
 /// Times of rows whose order is fixed.
 class FixedOrder {
@@ -161,7 +160,7 @@ Outcome polish(const Problem& problem, std::vector<StepRow>& rows, std::uint64_t
       if (moved < 0) continue;
       const Outcome outcome = order.run(rows);
       const double left = 1 - static_cast<double>(i) / static_cast<double>(per_cycle);
-      const double heat = kHeat * problem.unit * left * left * left;
+      const double heat = kPolishHeat * problem.unit * left * left * left;
       const double worse = compared(outcome) - value;
       if (worse > 0 && !(heat > 0 && random.uniform() < std::exp(-worse / heat))) {
         rows[static_cast<std::size_t>(moved)] = before;

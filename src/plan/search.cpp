@@ -5,6 +5,7 @@
 
 #include "block_search.h"
 #include "climber.h"
+#include "tolerances.h"
 #include "workers.h"
 
 namespace stagecraft::detail {
@@ -15,8 +16,7 @@ constexpr std::size_t kStartsPerFamily = 2;
 constexpr std::size_t kStartsPerLeague = 8;
 constexpr std::size_t kFinalists = 2;
 constexpr int kFinalRounds = 3;
-constexpr double kHeat = 3e-4;  // how much worse a step may be at first, in units of a microbatch's work
-constexpr double kSame = 1e-9;
+constexpr double kClimbHeat = 3e-4;  // how much worse a step may be at first, in units of a microbatch's work
 
 using League = std::vector<Climber>;
 
@@ -129,7 +129,7 @@ class Race {
     }
     const double each = parts / static_cast<double>(all.size());
     workers_.for_each(all.size(), [&](Dispatcher& dispatcher, std::size_t i) {
-      all[i]->climb(dispatcher, each, kHeat * problem_.unit,
+      all[i]->climb(dispatcher, each, kClimbHeat * problem_.unit,
                     [this](const Climber& climber) { return reached(climber.outcome().span) || options_.cancelled(); });
     });
     for (League& league : leagues_) sort(league);
