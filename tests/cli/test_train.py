@@ -8,6 +8,7 @@ import subprocess
 import exported
 import torch
 from command_case import BIN, REFUSED, TIMEOUT, UNUSABLE, CommandCase
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -176,6 +177,25 @@ class Trains(TrainCase):
         self.output(*self.arguments("--save", "state.safetensors", "--losses", "parts.csv", "--resume", "--in-order", "--ranks", 2,
                                     "--microbatches", 4, "--schedule", "ZBVZeroBubble"))
         self.assert_close(self.read_losses("parts.csv"), python_language(self.text))
+
+    def test_a_tied_weight_is_found_under_any_of_its_names(self):
+        through, _ = self.losses("--in-order")
+        options = ("--in-order", "--save", "state.safetensors", "--losses", "parts.csv")
+        self.output(*self.arguments(*options, "--steps", 3))
+        first = (self.folder / "parts.csv").read_text()
+        with safe_open(self.folder / "state.safetensors", "pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+        self.assertTrue(torch.equal(tensors["tokens.weight"], tensors["head.weight"]))
+        for missing in ({"tokens.weight"}, {"head.weight"}, {"tokens.weight", "head.weight"}):
+            kept = {name: tensor for name, tensor in tensors.items() if name not in missing}
+            save_file(kept, self.folder / "state.safetensors", metadata)
+            (self.folder / "parts.csv").write_text(first)
+            done = self.command(*self.arguments(*options, "--resume"))
+            if len(missing) == 1:
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertEqual(self.read_losses("parts.csv"), through)
+            else:
+                self.assert_error(done, UNUSABLE, "state.safetensors", "'tokens.weight'")
 
     def test_saves_on_the_way(self):
         text = self.output(*self.arguments("--save", "state.safetensors", "--save-every", 3))
