@@ -11,6 +11,7 @@ import zipfile
 import torch
 from torch import nn
 from torch.distributed.pipelining import pipe_split
+from torch.fx.traceback import annotate, preserve_node_meta
 
 warnings.filterwarnings("ignore")
 
@@ -59,6 +60,25 @@ class Shares(nn.Module):
         z = self.second(y)
         y.add_(z)
         return y.sum()
+
+
+class Annotated(nn.Module):
+    """Says of its parts which stage they belong to."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for stage, part in enumerate(self.parts):
+            with annotate({"stage": stage}):
+                x = torch.relu(part(x))
+        return x
+
+
+def annotated():
+    with preserve_node_meta():
+        return export(Annotated(), (torch.randn(2, 4),))
 
 
 class Branches(nn.Module):

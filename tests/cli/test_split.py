@@ -52,6 +52,13 @@ class Split(exported.ExportCase, CommandCase):
         self.assertEqual(marked, named)
         self.assert_error(self.command("split", self.tied(), "--marked"), UNUSABLE, "no marks", "pipe_split()")
 
+    def test_annotated(self):
+        path = self.saved("annotated.pt2", exported.annotated)
+        marked = json.loads(self.output("split", path, "--marked", "--format", "json"))
+        named = json.loads(self.output("split", path, "--at", "parts.1", "--at", "parts.2", "--format", "json"))
+        self.assertEqual(len(marked["stages"]), 3)
+        self.assertEqual(marked, named)
+
     def test_costs_for_the_planner(self):
         report = self.split("--stages", 4, "--costs", "costs.json")
         costs = json.loads((self.folder / "costs.json").read_text())
