@@ -12,8 +12,8 @@
 /// Cutting a model into the stages of a rank.
 namespace stagecraft {
 
-/// Where a schedule, by name or file, puts its stages in this world. `stages_per_rank` 0: as many as the schedule usually
-/// has. For "auto": see auto_placement.
+/// Where a schedule, by name or file, puts its stages in this world. `stages_per_rank` 0: as many as the schedule
+/// usually has. For "auto": see auto_placement.
 inline Placement placement_in(const World& world, const std::string& schedule, int stages_per_rank = 0) {
   if (is_schedule_file(schedule)) return read_schedule(schedule).placement;
   if (is_auto(schedule)) return auto_placement(world.size(), stages_per_rank);
