@@ -195,6 +195,9 @@ class Host:
     def __init__(self, name, address):
         self.name, self.address, self.link = name, address, f"{name}-0"
         ip("netns", "add", name)
+        # What the launcher still sends to a lost host must not keep it for a quarter of an hour: probes of idle connections do
+        # not help where something waits to be sent.
+        ip("netns", "exec", name, "sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2")
 
     def join(self, other):
         ip("link", "add", self.link, "netns", self.name, "type", "veth", "peer", "name", other.link, "netns", other.name)
