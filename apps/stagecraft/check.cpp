@@ -11,8 +11,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kCheckFormats = {"table", "json", "none"};
-
 constexpr const char* kCheckExamples =
     "A compute-only schedule is verified as it stands, then once more lowered by send_recv for the three models of\n"
     "communication: tagged (matched by tag), in_order (matched by order per pair of ranks), rendezvous (both sides "
@@ -33,9 +31,7 @@ class CheckCommand : public Command {
     for (const CommModel model : kCommModels) names.emplace_back(model_name(model));
     names.emplace_back("all");
     add_choice(*parser_, "--model", model_, names, "The model of communication that has to hold (default: all)");
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kCheckFormats,
-               "What to write (default: by the extension of -o, else table)");
+    output_.add_options(*parser_);
     parser_->footer(kCheckExamples);
   }
 
@@ -48,9 +44,9 @@ class CheckCommand : public Command {
       const Failure failure = report.judgement.failure(subject(), *refusal);
       print_error(failure.what(), failure.details());
     }
-    const std::string format = choose_format(format_, output_, kCheckFormats, "table");
+    const std::string format = output_.format();
     if (format != "none") {
-      write_output(output_, [&](std::ostream& out) {
+      write_output(output_.path(), [&](std::ostream& out) {
         format == "json" ? write_json_report(out, report) : write_report(out, report);
       });
     }
@@ -68,8 +64,7 @@ class CheckCommand : public Command {
 
   std::string file_;
   std::string model_ = "all";
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json", "none"}};
 };
 
 }  // namespace

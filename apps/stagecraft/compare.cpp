@@ -13,8 +13,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kCompareFormats = {"table", "json", "none"};
-
 class CompareCommand : public Command {
  public:
   explicit CompareCommand(CLI::App& program)
@@ -25,9 +23,7 @@ class CompareCommand : public Command {
         ->required()
         ->expected(1, -1);
     add_costs(*parser_, costs_);
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kCompareFormats,
-               "What to write (default: by the extension of -o, else table)");
+    output_.add_options(*parser_);
     parser_->footer(
         "Examples:\n"
         "  stagecraft compare 1f1b.csv zbv.csv planned.csv --costs costs.json\n"
@@ -50,9 +46,9 @@ class CompareCommand : public Command {
     std::stable_sort(reports.begin(), reports.end(), [](const SimulationReport& a, const SimulationReport& b) {
       return a.simulation.span < b.simulation.span;
     });
-    const std::string format = choose_format(format_, output_, kCompareFormats, "table");
+    const std::string format = output_.format();
     if (format == "none") return kOk;
-    write_output(output_, [&](std::ostream& out) {
+    write_output(output_.path(), [&](std::ostream& out) {
       format == "json" ? write_json_comparison(out, reports) : write_comparison(out, reports);
     });
     return kOk;
@@ -61,8 +57,7 @@ class CompareCommand : public Command {
  private:
   std::vector<std::string> files_;
   std::string costs_;
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json", "none"}};
 };
 
 }  // namespace

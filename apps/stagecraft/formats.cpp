@@ -18,8 +18,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kScheduleFormats = {"table", "csv", "json", "svg", "trace", "none"};
-
 bool is_picture(const std::string& format) { return format == "table" || format == "svg" || format == "trace"; }
 
 bool environment_allows_colour() {
@@ -43,25 +41,28 @@ TableOptions table_options(const std::string& path, const std::string& colour) {
 
 }  // namespace
 
-std::string choose_format(const std::string& asked, const std::string& output, const std::vector<std::string>& known,
-                          const std::string& fallback) {
-  if (!asked.empty()) return asked;
-  const std::string extension = std::filesystem::path(output).extension().string();
-  for (std::string format : {"csv", "json", "svg"}) {
-    if (extension == "." + format && std::find(known.begin(), known.end(), format) != known.end()) return format;
-  }
-  return fallback;
+void FormattedOutput::add_options(CLI::App& parser, const std::string& help) {
+  add_output(parser, path_);
+  add_choice(parser, "--format", asked_, formats_,
+             fmt::format("{} (default: by the extension of -o, else {})", help, fallback_));
 }
 
-ScheduleOutput::ScheduleOutput(CLI::App& parser, std::string fallback) : fallback_(std::move(fallback)) {
-  add_output(parser, path_);
-  add_choice(parser, "--format", asked_, kScheduleFormats,
-             fmt::format("What to write (default: by the extension of -o, else {})", fallback_));
+std::string FormattedOutput::format() const {
+  if (!asked_.empty()) return asked_;
+  const std::string extension = std::filesystem::path(path_).extension().string();
+  for (std::string format : {"csv", "json", "svg"}) {
+    if (extension == "." + format && std::find(formats_.begin(), formats_.end(), format) != formats_.end())
+      return format;
+  }
+  return fallback_;
+}
+
+ScheduleOutput::ScheduleOutput(CLI::App& parser, std::string fallback)
+    : output_({"table", "csv", "json", "svg", "trace", "none"}, std::move(fallback)) {
+  output_.add_options(parser);
   add_choice(parser, "--colour,--color", colour_, {"auto", "always", "never"},
              "Colour of the table (default: auto, only on a terminal and without NO_COLOR)");
 }
-
-std::string ScheduleOutput::format() const { return choose_format(asked_, path_, kScheduleFormats, fallback_); }
 
 void ScheduleOutput::write(const Schedule& schedule) const {
   if (is_picture(format())) return write_slots(as_drawn(schedule));
@@ -71,7 +72,7 @@ void ScheduleOutput::write(const Schedule& schedule) const {
 void ScheduleOutput::write_slots(const Schedule& schedule) const {
   const std::string chosen = format();
   if (chosen == "none") return;
-  write_output(path_, [&](std::ostream& out) { write_as(out, schedule, chosen); });
+  write_output(path(), [&](std::ostream& out) { write_as(out, schedule, chosen); });
 }
 
 void ScheduleOutput::write_as(std::ostream& out, const Schedule& schedule, const std::string& format) const {
@@ -79,7 +80,7 @@ void ScheduleOutput::write_as(std::ostream& out, const Schedule& schedule, const
   if (format == "json") return write_json(out, schedule);
   if (format == "svg") return write_svg(out, schedule);
   if (format == "trace") return write_trace(out, schedule);
-  write_table(out, schedule.rows, table_options(path_, colour_));
+  write_table(out, schedule.rows, table_options(path(), colour_));
 }
 
 }  // namespace stagecraft::cli

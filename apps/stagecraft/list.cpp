@@ -15,8 +15,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kListFormats = {"table", "json"};
-
 constexpr std::string_view kLegend =
     "\n"
     "p ranks, m microbatches, v stages per rank, q microbatches per round (p when p divides m), L memory limit.\n"
@@ -90,9 +88,7 @@ class ListCommand : public Command {
  public:
   explicit ListCommand(CLI::App& program)
       : Command(program.add_subcommand("list", "The known schedules with placement, bubble and memory; the passes")) {
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kListFormats,
-               "What to write (default: by the extension of -o, else table)");
+    output_.add_options(*parser_);
     parser_->footer(
         "Examples:\n"
         "  stagecraft list\n"
@@ -100,14 +96,13 @@ class ListCommand : public Command {
   }
 
   int run() override {
-    const bool json = choose_format(format_, output_, kListFormats, "table") == "json";
-    write_output(output_, json ? write_json_list : write_text_list);
+    const bool json = output_.format() == "json";
+    write_output(output_.path(), json ? write_json_list : write_text_list);
     return kOk;
   }
 
  private:
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json"}};
 };
 
 }  // namespace

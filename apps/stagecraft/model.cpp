@@ -11,8 +11,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kModelFormats = {"table", "json"};
-
 constexpr const char* kModelExamples =
     "Work is estimated, in floating-point operations of the forward with the sizes of the export. Bytes across a cut "
     "are "
@@ -31,9 +29,7 @@ class ModelCommand : public Command {
         input_(*parser_) {
     parser_->add_flag("--parameters", options_.parameters, "List the parameters too");
     add_count(*parser_, "--depth", options_.depth, "Levels of modules to show (default: 3)");
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kModelFormats,
-               "What to write (default: by the extension of -o, else table)");
+    output_.add_options(*parser_);
     parser_->footer(kModelExamples);
   }
 
@@ -41,8 +37,8 @@ class ModelCommand : public Command {
 
   int run() override {
     const graph::Program program = input_.read();
-    const bool json = choose_format(format_, output_, kModelFormats, "table") == "json";
-    write_output(output_, [&](std::ostream& out) {
+    const bool json = output_.format() == "json";
+    write_output(output_.path(), [&](std::ostream& out) {
       if (json) return write_json_model_report(out, input_.file(), program);
       write_model_report(out, input_.file(), program, options_);
     });
@@ -52,8 +48,7 @@ class ModelCommand : public Command {
  private:
   ModelInput input_;
   ModelReportOptions options_;
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json"}};
 };
 
 }  // namespace

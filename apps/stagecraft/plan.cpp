@@ -20,8 +20,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kPlanFormats = {"table", "json", "csv", "svg", "none"};
-
 constexpr const char* kPlanExamples =
     "Looks for the schedule with the smallest span. The same seed gives the same schedule, unless the time budget or "
     "Ctrl-C\n"
@@ -94,11 +92,7 @@ class PlanCommand : public Command {
     add_count(*parser_, "--threads", request_.threads, "Threads to use (default: one per core)");
     parser_->add_option("--stage-costs", stage_costs_, "With costs by layer: write the costs of the stages to FILE")
         ->type_name(std::string(kFileType));
-    add_output(*parser_, output_);
-    add_choice(
-        *parser_, "--format", format_, kPlanFormats,
-        "table and json are reports, csv the schedule, svg its time and memory (default: by the extension of -o, "
-        "else table)");
+    output_.add_options(*parser_, "table and json are reports, csv the schedule, svg its time and memory");
     parser_->footer(kPlanExamples);
   }
 
@@ -136,9 +130,9 @@ class PlanCommand : public Command {
   }
 
   void write(const PlanResult& result, const Cuts& cuts) const {
-    const std::string format = choose_format(format_, output_, kPlanFormats, "table");
+    const std::string format = output_.format();
     if (format == "none") return;
-    write_output(output_, [&](std::ostream& out) {
+    write_output(output_.path(), [&](std::ostream& out) {
       if (format == "csv") return write_csv(out, result.schedule);
       if (format == "json") return write_json_plan_report(out, request_, result, cuts);
       if (format == "svg") {
@@ -147,7 +141,7 @@ class PlanCommand : public Command {
       }
       write_plan_report(out, request_, result, cuts);
     });
-    const bool schedule_in_file = (format == "csv" || format == "svg") && output_ != "-";
+    const bool schedule_in_file = (format == "csv" || format == "svg") && output_.path() != "-";
     if (schedule_in_file) {
       write_output("-", [&](std::ostream& out) { write_plan_report(out, request_, result, cuts); });
     }
@@ -158,8 +152,7 @@ class PlanCommand : public Command {
   std::string stage_costs_;
   std::string placement_ = "any";
   double seed_ = 0;
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json", "csv", "svg", "none"}};
 };
 
 }  // namespace

@@ -16,8 +16,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kProfileFormats = {"table", "json", "none"};
-
 constexpr const char* kProfileExamples =
     "A timeline is what Pipeline::record_timeline records and write_timeline_trace writes, all ranks and some steps. "
     "Several,\n"
@@ -44,9 +42,7 @@ class ProfileCommand : public Command {
             "--skip", [this](const std::string& text) { skip_ = to_steps(text); },
             "Steps at the beginning of each that do not count (default: 1 where there are several)")
         ->type_name(std::string(kNumberType));
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kProfileFormats,
-               "table is a report, json the costs (default: by the extension of -o, else table)");
+    output_.add_options(*parser_, "table is a report, json the costs");
     parser_->footer(kProfileExamples);
   }
 
@@ -58,12 +54,12 @@ class ProfileCommand : public Command {
       check_alone(file, recordings.back());
     }
     const Profile found = profile(recordings, {.skip = skip_});
-    const std::string format = choose_format(format_, output_, kProfileFormats, "table");
+    const std::string format = output_.format();
     if (format == "none") return kOk;
-    write_output(output_, [&](std::ostream& out) {
+    write_output(output_.path(), [&](std::ostream& out) {
       format == "json" ? void(out << costs_to_json(found.costs)) : write_profile_report(out, found);
     });
-    if (format == "json" && output_ != "-") {
+    if (format == "json" && output_.path() != "-") {
       write_output("-", [&](std::ostream& out) { write_profile_report(out, found); });
     }
     return kOk;
@@ -91,8 +87,7 @@ class ProfileCommand : public Command {
 
   std::vector<std::string> files_;
   int skip_ = -1;
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json", "none"}};
 };
 
 }  // namespace

@@ -16,8 +16,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kSimulateFormats = {"table", "json", "svg", "trace", "none"};
-
 constexpr const char* kSimulateExamples =
     "Bubble is the part of the ranks' time in which they do not compute: of the span, which for a rank lasts from its "
     "first\n"
@@ -79,9 +77,7 @@ class SimulateCommand : public Command {
                "What if computes varied: standard deviation as a part of each, up to 1");
     add_count(*parser_, "--runs", runs_, "Simulations with jitter (default: 100)");
     add_number(*parser_, "--seed", seed_, 0, "Of the jitter (default: 0)");
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kSimulateFormats,
-               "What to write (default: by the extension of -o, else table)");
+    output_.add_options(*parser_);
     parser_->footer(kSimulateExamples);
   }
 
@@ -112,9 +108,9 @@ class SimulateCommand : public Command {
 
  private:
   void write(const SimulationReport& report) const {
-    const std::string format = choose_format(format_, output_, kSimulateFormats, "table");
+    const std::string format = output_.format();
     if (format == "none") return;
-    write_output(output_, [&](std::ostream& out) {
+    write_output(output_.path(), [&](std::ostream& out) {
       if (format == "json") return write_json_report(out, report);
       if (format == "svg") return write_simulation_svg(out, report.schedule, report.simulation);
       if (format == "trace") return write_simulation_trace(out, report.schedule, report.simulation);
@@ -129,8 +125,7 @@ class SimulateCommand : public Command {
   double jitter_ = 0;
   int runs_ = 100;
   double seed_ = 0;
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json", "svg", "trace", "none"}};
 };
 
 }  // namespace

@@ -14,8 +14,6 @@
 namespace stagecraft::cli {
 namespace {
 
-const std::vector<std::string> kSplitFormats = {"table", "json", "none"};
-
 constexpr const char* kSplitExamples =
     "Give one of --stages, --at and --marked. 'stagecraft model FILE' lists modules and where the model can be cut.\n"
     "\n"
@@ -55,9 +53,7 @@ class SplitCommand : public Command {
         ->add_option("--costs", costs_,
                      "Write the stages' costs to FILE, for plan and simulate; times are in operations")
         ->type_name(std::string(kFileType));
-    add_output(*parser_, output_);
-    add_choice(*parser_, "--format", format_, kSplitFormats,
-               "What to write (default: by the extension of -o, else table)");
+    output_.add_options(*parser_);
     parser_->footer(kSplitExamples);
   }
 
@@ -71,9 +67,9 @@ class SplitCommand : public Command {
     }
     const graph::Program program = input_.read();
     const graph::CutProgram cut = graph::cut(program, places(program));
-    const std::string format = choose_format(format_, output_, kSplitFormats, "table");
+    const std::string format = output_.format();
     if (format != "none") {
-      write_output(output_, [&](std::ostream& out) {
+      write_output(output_.path(), [&](std::ostream& out) {
         if (format == "json") return write_json_split_report(out, input_.file(), program, cut);
         write_split_report(out, program, cut);
       });
@@ -95,8 +91,7 @@ class SplitCommand : public Command {
   std::vector<graph::ModuleCut> cuts_;
   bool marked_ = false;
   std::string costs_;
-  std::string output_ = "-";
-  std::string format_;
+  FormattedOutput output_{{"table", "json", "none"}};
 };
 
 }  // namespace
