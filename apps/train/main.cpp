@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   int code = 0;
   if (!train::parse(argc, argv, options, code)) return code;
   const bool cuda = options.device == "cuda" || (options.device == "auto" && at::hasCUDA());
-  std::atomic<int> failed = kFailed;
+  std::atomic<int> failed = kUnusable;  // until something fails that was not given
   const LaunchOptions where = {.ranks = options.ranks,
                                .replicas = options.replicas,
                                .device_type = cuda ? at::kCUDA : at::kCPU,
@@ -29,10 +29,13 @@ int main(int argc, char** argv) {
     try {
       train::train(world, options);
     } catch (const InvalidArgument&) {
-      failed = kUnusable;
       throw;
     } catch (const FileError&) {
-      failed = kUnusable;
+      throw;
+    } catch (const AbortedError&) {
+      throw;  // another rank's, which says itself what it was
+    } catch (...) {
+      failed = kFailed;
       throw;
     }
   };

@@ -91,7 +91,8 @@ at::Device with_index(at::Device device) {
 at::Device device_of(const LaunchOptions& options, RankId rank, int place) {
   if (options.device) return with_index(options.device(rank));
   if (options.device_type == at::kCPU) return at::kCPU;
-  const int count = c10::impl::VirtualGuardImpl(options.device_type).deviceCount();
+  const bool linked = c10::impl::hasDeviceGuardImpl(options.device_type);
+  const int count = linked ? c10::impl::VirtualGuardImpl(options.device_type).deviceCount() : 0;
   if (count == 0) {
     throw InvalidArgument("there is no device of type " +
                           c10::DeviceTypeName(options.device_type, /*lower_case=*/true) +

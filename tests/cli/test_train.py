@@ -150,6 +150,15 @@ class Trains(TrainCase):
         ours, _ = self.losses("--in-order", data=some)
         self.assert_close(ours, python_language(some))
 
+    def test_device(self):
+        """The CPU when asked for; CUDA where there is any, and otherwise a refusal."""
+        self.assert_close(self.losses("--in-order", "--device", "cpu")[0], python_language(self.text))
+        done = self.command(*self.arguments("--device", "cuda"))
+        if torch.cuda.is_available():
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        else:
+            self.assert_error(done, UNUSABLE, "no device of type cuda")
+
     def test_rows_are_shuffled_by_the_seed(self):
         first, _ = self.losses("--seed", 1)
         again, _ = self.losses("--seed", 1)
