@@ -61,14 +61,16 @@ WHOLE = {
 
 
 class ExportedModels(jobs.JobsCase):
-    def job(self, name, model, arguments, keywords, *, dtype, microbatches, training=True, cuts=12):
+    def job(self, name, model, arguments, keywords, *, dtype, microbatches, training=True, evaluation=None, cuts=12):
+        """`training` is how the model is exported; it is evaluated if it was exported so, or as `evaluation` says."""
+        evaluation = not training if evaluation is None else evaluation
         model = model.to(dtype).train(training)
         arguments, keywords = cast(arguments, dtype), cast(keywords, dtype)
         path = self.path(name)
         export(model, arguments, keywords, path + ".pt2")
-        torch.save(python_side(model, arguments, keywords), path + ".data")
+        torch.save(python_side(model.train(not evaluation), arguments, keywords), path + ".data")
         return {"name": name, "model": path + ".pt2", "data": path + ".data", "tolerance": TOLERANCE[dtype],
-                "microbatches": microbatches, "cuts": cuts, "evaluation": not training}  # fmt: skip
+                "microbatches": microbatches, "cuts": cuts, "evaluation": evaluation}  # fmt: skip
 
     def compare(self, all_jobs):
         return self.run_jobs(all_jobs, lambda done: f"{done['runs']} runs, {done['legal']} places of {done['nodes']} nodes, "
@@ -104,13 +106,8 @@ class ExportedModels(jobs.JobsCase):
                                    ("gpt", lambda: models.GptStyle(dropout=0.3), CASES["gpt"][1]),
                                    ("convolution", *WHOLE["convolution"])):  # fmt: skip
             torch.manual_seed(3)
-            model = make().to(torch.float64).train()
-            arguments, keywords = cast(inputs()[0], torch.float64), {}
-            path = self.path(name + "_switched")
-            export(model, arguments, keywords, path + ".pt2")
-            torch.save(python_side(model.eval(), arguments, keywords), path + ".data")
-            all_jobs.append({"name": name, "model": path + ".pt2", "data": path + ".data", "tolerance": 1e-12,
-                         "microbatches": [1, 2], "cuts": 2, "evaluation": True})  # fmt: skip
+            all_jobs.append(self.job(f"{name}_switched", make(), *inputs(), dtype=torch.float64, evaluation=True, cuts=2,
+                                     microbatches=[1, 2]))
         self.compare(all_jobs)
 
     def draw(self, name, path, arguments, **options):
