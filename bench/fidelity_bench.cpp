@@ -37,7 +37,7 @@ constexpr double kQuiet = 0.05;   // of a processor
 
 struct Settings {
   int ranks = 2;
-  int rounds = 25;
+  int rounds = 50;
   int microbatches = 8;
   std::int64_t rows = 16;
   GptConfig model;

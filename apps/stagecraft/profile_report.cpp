@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
@@ -35,12 +36,25 @@ void write_stages(std::ostream& out, const Profile& profile) {
   }
 }
 
+std::pair<double, double> range_of_paces(const Profile& profile) {
+  double fastest = 1;
+  double slowest = 1;
+  for (const std::vector<double>& step : profile.paces) {
+    const auto [least, most] = std::minmax_element(step.begin(), step.end());
+    fastest = std::min(fastest, *least);
+    slowest = std::max(slowest, *most);
+  }
+  return {fastest, slowest};
+}
+
 }  // namespace
 
 void write_profile_report(std::ostream& out, const Profile& profile) {
   write_line(out, "ranks", std::to_string(profile.placement.ranks()));
   write_line(out, "stages", fmt::format("{}, placement {}", profile.placement.stages(), profile.placement.style()));
   write_line(out, "jitter", fmt::format("{:.4f}, for simulate --jitter", profile.jitter));
+  const auto [fastest, slowest] = range_of_paces(profile);
+  write_line(out, "pace", fmt::format("{:.3f} to {:.3f} of a rank's typical step", fastest, slowest));
   write_stages(out, profile);
   if (!profile.costs.links.empty())
     fmt::print(out, "\n{:>5}  {:>4}  {:>10}  {:>10}\n", "FROM", "TO", "LATENCY ms", "MB/s");

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "link_profile.h"
@@ -12,47 +11,43 @@
 #include "stagecraft/core/median.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/sim/simulator.h"
-#include "stagecraft/sim/what_if.h"
+#include "work_profile.h"
 
 namespace stagecraft {
 namespace {
 
-using detail::RecordedMessage;
 using detail::RecordedStep;
 
 constexpr double kMostOfBackward = 0.75;  // of a B, for an I that was never seen
+constexpr double kNoJitter = 1e-6;
+constexpr std::size_t kLeastRuns = 51;  // of a prediction
+constexpr std::size_t kMostRuns = 500;
 
 class Profiler {
  public:
   explicit Profiler(Profile& profile)
       : profile_(profile),
         placement_(profile.placement),
-        samples_(static_cast<std::size_t>(placement_.stages())),
-        between_(static_cast<std::size_t>(placement_.ranks())) {}
+        bytes_(static_cast<std::size_t>(placement_.stages())),
+        between_(static_cast<std::size_t>(placement_.ranks())),
+        work_(placement_) {}
 
   /// Of all steps, before any actions: they say which part of a wait is a cost.
   void add_messages(const RecordedStep& step) {
-    for_each_message(step, [&](const Span&, const RecordedMessage& message) { links_.add(message); });
-    for (const Timeline& timeline : step.ranks()) {
-      for (const Span& span : timeline) {
-        if (span.action.kind() == ActionKind::kSendForward) bytes(span.action).forward.push_back(as_double(span.bytes));
-        if (span.action.kind() == ActionKind::kSendBackward)
-          bytes(span.action).backward.push_back(as_double(span.bytes));
+    for (std::size_t r = 0; r < step.ranks().size(); ++r) {
+      for (const Span& span : step.ranks()[r]) {
+        if (const auto message = step.message_for(span, RankId(r))) links_.add(*message);
+        if (!is_send(span.action.kind())) continue;
+        Bytes& bytes = bytes_[span.action.stage().index()];
+        const bool forward = span.action.kind() == ActionKind::kSendForward;
+        (forward ? bytes.forward : bytes.backward).push_back(static_cast<double>(span.bytes));
       }
     }
   }
+  void close_messages() { links_.close(); }
 
   /// Behind all messages.
-  void add_actions(const RecordedStep& step) {
-    std::vector<StepSums> sums(samples_.size());
-    for (std::size_t r = 0; r < step.ranks().size(); ++r) add_rank(step, RankId(r), sums);
-    add_jitter(sums);
-    for (std::size_t s = 0; s < sums.size(); ++s) {
-      for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
-        if (sums[s].count[kind] > 0) samples_[s].means[kind].push_back(sums[s].seconds[kind] / sums[s].count[kind]);
-      }
-    }
-  }
+  void add_actions(const RecordedStep& step) { work_.add(step, links_); }
 
   /// A rank's next step begins some time after all ranks have ended the one before.
   void add_pause(const RecordedStep& before, const RecordedStep& after) {
@@ -61,100 +56,25 @@ class Profiler {
     }
   }
 
-  void close_messages() { links_.close(); }
-
   void finish() {
-    profile_.jitter = std::min(1.0, median(jitters_));
-    Costs& costs = profile_.costs;
-    costs.stages.assign(samples_.size(), StageCosts());
-    for (std::size_t s = 0; s < samples_.size(); ++s) finish_stage(StageId(s), costs.stages[s]);
-    links_.write(costs);
+    work_.close();
+    profile_.jitter = work_.jitter();
+    profile_.paces = work_.paces();
+    profile_.costs.stages.clear();
+    for (int s = 0; s < placement_.stages(); ++s) profile_.costs.stages.push_back(costs_of(StageId(s)));
+    links_.write(profile_.costs);
   }
 
  private:
-  struct StepSums {
-    std::array<double, kActionKinds> seconds{};
-    std::array<double, kActionKinds> squares{};  // of single actions, messages left out
-    std::array<double, kActionKinds> own{};      // seconds, likewise
-    std::array<double, kActionKinds> count{};
-  };
-  struct Samples {
-    std::array<std::vector<double>, kActionKinds> means;  // by kind, one per step
-    std::vector<double> forward;                          // bytes
+  struct Bytes {
+    std::vector<double> forward;
     std::vector<double> backward;
   };
 
-  static double as_double(std::int64_t value) { return static_cast<double>(value); }
-
-  Samples& bytes(const Action& action) { return samples_[action.stage().index()]; }
-
-  template <typename Visit>
-  static void for_each_message(const RecordedStep& step, Visit&& visit) {
-    for (std::size_t r = 0; r < step.ranks().size(); ++r) {
-      for (const Span& span : step.ranks()[r]) {
-        if (const auto message = step.message_for(span, RankId(r))) visit(span, *message);
-      }
-    }
-  }
-
-  void add_rank(const RecordedStep& step, RankId rank, std::vector<StepSums>& sums) const {
-    const Timeline& timeline = step.ranks()[rank.index()];
-    double end = timeline.front().start;
-    for (const Span& span : timeline) {
-      const ActionKind kind = charged_kind(step, span.action);
-      StepSums& stage = sums[span.action.stage().index()];
-      double& seconds = stage.seconds[static_cast<std::size_t>(kind)];
-      if (span.beside) {
-        seconds += span.waited;
-        continue;
-      }
-      double busy = span.end - end - span.waited;
-      if (const auto message = step.message_for(span, rank)) busy += links_.handling(*message);
-      seconds += std::max(0.0, busy);
-      end = span.end;
-      if (kind != span.action.kind()) continue;
-      stage.count[static_cast<std::size_t>(kind)] += 1;
-      stage.own[static_cast<std::size_t>(kind)] += busy;
-      stage.squares[static_cast<std::size_t>(kind)] += busy * busy;
-    }
-  }
-
-  /// Long actions count more: they are what others wait for.
-  void add_jitter(const std::vector<StepSums>& sums) {
-    double variance = 0;
-    double squares = 0;
-    for (const StepSums& stage : sums) {
-      for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
-        if (!is_compute(static_cast<ActionKind>(kind)) || stage.count[kind] < 2) continue;
-        const double mean = stage.own[kind] / stage.count[kind];
-        const double freedom = stage.count[kind] / (stage.count[kind] - 1);
-        variance += freedom * std::max(0.0, stage.squares[kind] - mean * stage.own[kind]);
-        squares += mean * stage.own[kind];
-      }
-    }
-    if (squares > 0) jitters_.push_back(std::sqrt(variance / squares));
-  }
-
-  /// The kind of action whose cost an action is part of.
-  static ActionKind charged_kind(const RecordedStep& step, const Action& action) {
-    switch (action.kind()) {
-      case ActionKind::kSendForward:
-      case ActionKind::kRecvForward:
-        return ActionKind::kForward;
-      case ActionKind::kSendBackward:
-      case ActionKind::kRecvBackward:
-        return step.backward_of(action.stage(), action.microbatch());
-      case ActionKind::kReshard:
-        return ActionKind::kUnshard;
-      default:
-        return action.kind();
-    }
-  }
-
-  void finish_stage(StageId stage, StageCosts& costs) {
-    const Samples& samples = samples_[stage.index()];
-    const auto of = [&](ActionKind kind) { return median(samples.means[static_cast<std::size_t>(kind)]); };
-    const auto seen = [&](ActionKind kind) { return !samples.means[static_cast<std::size_t>(kind)].empty(); };
+  StageCosts costs_of(StageId stage) {
+    const auto of = [&](ActionKind kind) { return work_.cost(stage, kind); };
+    const auto seen = [&](ActionKind kind) { return work_.has(stage, kind); };
+    StageCosts costs;
     costs.forward = of(ActionKind::kForward);
     costs.backward_input = of(ActionKind::kBackwardInput);
     costs.backward_weight = of(ActionKind::kBackwardWeight);
@@ -170,16 +90,17 @@ class Profiler {
     costs.reduce_grad = of(ActionKind::kReduceGrad);
     const RankId rank = placement_.rank_of(stage);
     costs.optimizer = median(between_[rank.index()]) / static_cast<double>(placement_.stages_of(rank).size());
-    costs.forward_bytes = median(samples.forward);
-    costs.backward_bytes = median(samples.backward);
+    costs.forward_bytes = median(bytes_[stage.index()].forward);
+    costs.backward_bytes = median(bytes_[stage.index()].backward);
+    return costs;
   }
 
   Profile& profile_;
   const Placement& placement_;
-  std::vector<Samples> samples_;              // by stage
+  std::vector<Bytes> bytes_;                  // by stage
   std::vector<std::vector<double>> between_;  // by rank: seconds from the end of a step on all ranks to its next
-  std::vector<double> jitters_;               // by step
   detail::LinkProfile links_;
+  detail::WorkProfile work_;
 };
 
 /// Steps of one recording that count, and the one before them.
@@ -298,9 +219,18 @@ Profile profile(std::span<const Recording> recordings, const ProfileOptions& opt
 }
 
 double predicted_period(const Profile& profile, const Schedule& schedule) {
-  constexpr int kRuns = 51;
-  if (profile.jitter < 1e-6) return simulate(schedule, profile.costs).makespan;
-  return simulate_jitter(schedule, profile.costs, profile.jitter, kRuns, /*seed=*/1).median_makespan;
+  const std::size_t steps = profile.paces.size();
+  if (steps <= 1 && profile.jitter < kNoJitter) return simulate(schedule, profile.costs).makespan;
+  // Every step that was recorded has its share of the runs.
+  const std::size_t shares = std::max<std::size_t>(1, std::min(steps, kMostRuns));
+  const std::size_t runs = shares * ((kLeastRuns + shares - 1) / shares);
+  std::vector<double> periods;
+  for (std::size_t run = 0; run < runs; ++run) {
+    Costs costs = profile.costs;
+    if (steps > 0) costs.rank_slowdown = profile.paces[run * steps / runs];
+    periods.push_back(simulate(schedule, costs, {.jitter = profile.jitter, .seed = run * kMaxRanks}).makespan);
+  }
+  return median(periods);
 }
 
 }  // namespace stagecraft

@@ -36,15 +36,18 @@ struct Profile {
   Placement placement;
   /// How much actions of one stage and kind vary within a step, as a part of their time: the standard deviation. Ranks
   /// wait for each other's slow actions and gain nothing by fast ones, so a step takes longer than its mean actions
-  /// would; `simulate_jitter` tells by how much, see `predicted_period`.
+  /// would; see `predicted_period`.
   double jitter = 0;
+  /// By step that counted, by rank: how many times its typical time the rank's work took, its median being 1. A step
+  /// waits for the rank that is slow this time, so it takes longer than one in which all are as usual.
+  std::vector<std::vector<double>> paces;
   /// Stages of which no I and W were seen: theirs are taken from B by the rule of `profile`.
   std::vector<StageId> assumed_splits;
   std::vector<ProfiledRun> runs;
 };
 
 /// What actions and messages cost on average in a typical step: the median over steps of the mean within each, for the
-/// time of a step adds up means, not medians.
+/// time of a step adds up means, not medians; the rank's pace in each step is taken out.
 ///
 /// An action's cost is the time from the end of the one before it, without its wait, and that of its own messages:
 /// posting a RECV or a SEND takes time of the rank. A message's latency is the time from the end of its SEND to the
@@ -61,7 +64,7 @@ struct Profile {
 Profile profile(std::span<const Recording> recordings, const ProfileOptions& options = {});
 
 /// The time from the end of a step to the end of the next that a profile predicts for a schedule over the same stages:
-/// the median of simulations with its jitter.
+/// the median of simulations with its jitter, at the paces of its steps.
 double predicted_period(const Profile& profile, const Schedule& schedule);
 
 }  // namespace stagecraft

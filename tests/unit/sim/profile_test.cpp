@@ -262,6 +262,48 @@ TEST(Profile, ActionsThatVaryMakeAStepLonger) {
   EXPECT_NEAR(predicted_period(steps_alone, schedule) / typical, 1, 0.02);
 }
 
+TEST(Profile, AStepWaitsForTheRankThatIsSlowThisTime) {
+  const Shape shape{.ranks = 3, .microbatches = 6};
+  const Costs costs = uneven_costs(3);
+  // Every rank is as usual in most steps, but in most steps one of them is not.
+  const auto in_step = [&](int step) {
+    Costs own = costs;
+    own.rank_slowdown = {step % 4 == 0 ? 1.5 : 1.0, step % 4 == 1 ? 1.4 : 1.0, step % 4 == 2 ? 1.3 : 1.0};
+    return own;
+  };
+  constexpr int kSteps = 24;
+  std::vector<Recording> runs;
+  for (const std::string name : {"1F1B", "ZB-H1"}) {
+    for (int step = 0; step < kSteps; ++step) runs.push_back(record(name, shape, in_step(step)));
+  }
+  const Profile found = profile(runs);
+  expect_same_times(found.costs, costs, true, true);
+  ASSERT_EQ(found.paces.size(), 2U * kSteps);
+  EXPECT_NEAR(found.paces[4][0], 1.5, 1e-9);
+  EXPECT_NEAR(found.paces[kSteps + 2][2], 1.3, 1e-9);
+  EXPECT_NEAR(found.paces[3][1], 1, 1e-9);
+  for (const std::string name : {"1F1B", "GPipe", "ZB-H2"}) {
+    SCOPED_TRACE(name);
+    const Schedule schedule = make_schedule(name, shape);
+    std::vector<double> measured;
+    for (int step = 0; step < kSteps; ++step) measured.push_back(simulate(schedule, in_step(step)).makespan);
+    EXPECT_GT(median(measured), 1.05 * simulate(schedule, costs).makespan);
+    EXPECT_NEAR(predicted_period(found, schedule), median(measured), 1e-6);
+  }
+}
+
+TEST(Profile, RunsInSlowTimesCostNoMore) {
+  // The one with split backwards was recorded while all was slower: its I and W cost what they would otherwise.
+  const Shape shape{.ranks = 2, .microbatches = 6};
+  const Costs costs = uneven_costs(2);
+  Costs slower = costs;
+  slower.rank_slowdown = {1.25};
+  std::vector<Recording> runs;
+  for (int i = 0; i < 5; ++i) runs.push_back(record("1F1B", shape, costs));
+  for (int i = 0; i < 4; ++i) runs.push_back(record("ZB-H1", shape, slower));
+  expect_same_times(profile(runs).costs, costs, true, true);
+}
+
 TEST(Profile, RefusesWhatItCannotUse) {
   const Shape shape{.ranks = 2, .microbatches = 2};
   const Costs costs = uneven_costs(2);

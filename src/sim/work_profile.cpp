@@ -1,0 +1,149 @@
+#include "work_profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "stagecraft/core/median.h"
+
+namespace stagecraft::detail {
+namespace {
+
+// Paces are found by costs and costs by paces, in turns until neither moves.
+constexpr int kMostTurns = 200;
+constexpr double kSettled = 1e-12;
+
+/// The kind of action whose cost an action is part of.
+ActionKind charged_kind(const RecordedStep& step, const Action& action) {
+  switch (action.kind()) {
+    case ActionKind::kSendForward:
+    case ActionKind::kRecvForward:
+      return ActionKind::kForward;
+    case ActionKind::kSendBackward:
+    case ActionKind::kRecvBackward:
+      return step.backward_of(action.stage(), action.microbatch());
+    case ActionKind::kReshard:
+      return ActionKind::kUnshard;
+    default:
+      return action.kind();
+  }
+}
+
+}  // namespace
+
+void WorkProfile::add(const RecordedStep& step, const LinkProfile& links) {
+  StepSums& sums = steps_.emplace_back(static_cast<std::size_t>(placement_.stages()));
+  for (std::size_t r = 0; r < step.ranks().size(); ++r) add_rank(step, RankId(r), links, sums);
+}
+
+void WorkProfile::add_rank(const RecordedStep& step, RankId rank, const LinkProfile& links, StepSums& sums) {
+  const Timeline& timeline = step.ranks()[rank.index()];
+  double end = timeline.front().start;
+  for (const Span& span : timeline) {
+    const ActionKind kind = charged_kind(step, span.action);
+    const auto k = static_cast<std::size_t>(kind);
+    Sums& stage = sums[span.action.stage().index()];
+    if (span.beside) {
+      stage.seconds[k] += span.waited;
+      continue;
+    }
+    double busy = span.end - end - span.waited;
+    if (const auto message = step.message_for(span, rank)) busy += links.handling(*message);
+    stage.seconds[k] += std::max(0.0, busy);
+    end = span.end;
+    if (kind != span.action.kind()) continue;
+    stage.count[k] += 1;
+    stage.own[k] += busy;
+    stage.squares[k] += busy * busy;
+  }
+}
+
+void WorkProfile::close() {
+  const auto ranks = static_cast<std::size_t>(placement_.ranks());
+  paces_.assign(steps_.size(), std::vector<double>(ranks, 1.0));
+  set_costs();
+  for (int turn = 0; turn < kMostTurns; ++turn) {
+    if (set_paces() < kSettled) break;
+    set_costs();
+  }
+  make_paces_typical();
+}
+
+/// The median over steps of the mean within each, at pace 1: the time of a step adds up means, not medians.
+void WorkProfile::set_costs() {
+  costs_.assign(static_cast<std::size_t>(placement_.stages()), KindCosts{});
+  for (std::size_t s = 0; s < costs_.size(); ++s) {
+    const std::size_t rank = placement_.rank_of(StageId(s)).index();
+    for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
+      std::vector<double> means;
+      for (std::size_t step = 0; step < steps_.size(); ++step) {
+        const Sums& sums = steps_[step][s];
+        if (sums.count[kind] > 0) means.push_back(sums.seconds[kind] / sums.count[kind] / paces_[step][rank]);
+      }
+      costs_[s][kind] = means.empty() ? -1 : median(means);
+    }
+  }
+}
+
+/// What a rank's work took in a step, beside what it costs. Returns the largest change.
+double WorkProfile::set_paces() {
+  double change = 0;
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    std::vector<double> taken(paces_[step].size());
+    std::vector<double> expected(paces_[step].size());
+    for (std::size_t s = 0; s < costs_.size(); ++s) {
+      const std::size_t rank = placement_.rank_of(StageId(s)).index();
+      for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
+        if (!is_compute(static_cast<ActionKind>(kind)) || steps_[step][s].count[kind] == 0) continue;
+        taken[rank] += steps_[step][s].seconds[kind];
+        expected[rank] += steps_[step][s].count[kind] * costs_[s][kind];
+      }
+    }
+    for (std::size_t rank = 0; rank < taken.size(); ++rank) {
+      if (taken[rank] <= 0 || expected[rank] <= 0) continue;
+      const double before = std::exchange(paces_[step][rank], taken[rank] / expected[rank]);
+      change = std::max(change, std::abs(paces_[step][rank] - before));
+    }
+  }
+  return change;
+}
+
+void WorkProfile::make_paces_typical() {
+  for (int r = 0; r < placement_.ranks(); ++r) {
+    const RankId rank(r);
+    std::vector<double> own;
+    for (const std::vector<double>& step : paces_) own.push_back(step[rank.index()]);
+    const double typical = median(own);
+    if (typical <= 0) continue;
+    for (std::vector<double>& step : paces_) step[rank.index()] /= typical;
+    for (const StageId stage : placement_.stages_of(rank)) {
+      for (double& cost : costs_[stage.index()]) {
+        if (cost > 0) cost *= typical;
+      }
+    }
+  }
+}
+
+/// Long actions count more: they are what others wait for.
+double WorkProfile::jitter_of(const StepSums& step) {
+  double variance = 0;
+  double squares = 0;
+  for (const Sums& stage : step) {
+    for (std::size_t kind = 0; kind < kActionKinds; ++kind) {
+      if (!is_compute(static_cast<ActionKind>(kind)) || stage.count[kind] < 2) continue;
+      const double mean = stage.own[kind] / stage.count[kind];
+      const double freedom = stage.count[kind] / (stage.count[kind] - 1);
+      variance += freedom * std::max(0.0, stage.squares[kind] - mean * stage.own[kind]);
+      squares += mean * stage.own[kind];
+    }
+  }
+  return squares > 0 ? std::sqrt(variance / squares) : 0;
+}
+
+double WorkProfile::jitter() const {
+  std::vector<double> by_step;
+  for (const StepSums& step : steps_) by_step.push_back(jitter_of(step));
+  return std::min(1.0, median(by_step));
+}
+
+}  // namespace stagecraft::detail

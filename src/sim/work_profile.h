@@ -1,0 +1,55 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "link_profile.h"
+#include "recorded_step.h"
+
+namespace stagecraft::detail {
+
+/// What actions cost their ranks. A rank is now faster, now slower, for a whole step at least: in a step, an action
+/// takes its cost times the rank's pace. First `add` all steps, then `close`, then the rest.
+class WorkProfile {
+ public:
+  explicit WorkProfile(const Placement& placement) : placement_(placement) {}
+
+  /// The links say which part of a wait is a cost.
+  void add(const RecordedStep& step, const LinkProfile& links);
+  void close();
+
+  [[nodiscard]] bool has(StageId stage, ActionKind kind) const { return cost_of(stage, kind) >= 0; }
+  /// The mean of one action in a step of median pace; 0 if there was none.
+  [[nodiscard]] double cost(StageId stage, ActionKind kind) const { return std::max(0.0, cost_of(stage, kind)); }
+  /// By step, by rank: of each rank the median is 1.
+  [[nodiscard]] const std::vector<std::vector<double>>& paces() const { return paces_; }
+  /// How much actions of one stage and kind vary within a step, as a part of their time.
+  [[nodiscard]] double jitter() const;
+
+ private:
+  struct Sums {
+    std::array<double, kActionKinds> seconds{};  // with the messages of the actions
+    std::array<double, kActionKinds> count{};
+    std::array<double, kActionKinds> own{};  // seconds, without messages
+    std::array<double, kActionKinds> squares{};
+  };
+  using StepSums = std::vector<Sums>;  // by stage
+  using KindCosts = std::array<double, kActionKinds>;
+
+  static void add_rank(const RecordedStep& step, RankId rank, const LinkProfile& links, StepSums& sums);
+  static double jitter_of(const StepSums& step);
+  void set_costs();
+  double set_paces();
+  void make_paces_typical();
+  [[nodiscard]] double cost_of(StageId stage, ActionKind kind) const {
+    return costs_[stage.index()][static_cast<std::size_t>(kind)];
+  }
+
+  const Placement& placement_;
+  std::vector<StepSums> steps_;
+  std::vector<KindCosts> costs_;            // by stage; -1 for what was not seen
+  std::vector<std::vector<double>> paces_;  // by step, by rank
+};
+
+}  // namespace stagecraft::detail
