@@ -3,21 +3,24 @@
 // recorded, one with whole backwards and one with split ones; all are predicted from these, and measured. Prints one
 // line of JSON.
 //
-//   [mpirun -n RANKS] fidelity_bench [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
+//   [mpirun -n RANKS] fidelity_bench [--placement=linear|loop|v] [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
 //
 // In a round every schedule has its turn, recorded or not, so that a machine that is slower for a while is slower for
-// both: steps that are measured are not recorded, and the other way round. Rounds in which nothing else used the
-// processors come first. A step is one turn of a training loop: batch, step, optimizer.
+// both: steps that are measured are not recorded, and the other way round. Rounds in which something else used the
+// processors do not count. There are as many as it takes to know every median to one percent, at most ROUNDS. A step
+// is one turn of a training loop: batch, step, optimizer.
 
 #include <sys/resource.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -31,19 +34,24 @@ namespace sc = stagecraft;
 
 namespace {
 
-constexpr int kStepsInTurn = 2;   // the first one finds the caches of another schedule
-constexpr int kMostPatience = 2;  // times as many rounds as are wanted
-constexpr double kQuiet = 0.05;   // of a processor
+constexpr int kStepsInTurn = 2;  // the first one finds the caches of another schedule
+constexpr std::size_t kLeastRounds = 15;
+constexpr double kPrecise = 0.01;  // standard error of a median, as a part of it
+constexpr double kQuiet = 0.05;    // of a processor
+
+constexpr std::string_view kPlacement = "--placement=";
 
 struct Settings {
   int ranks = 2;
-  int rounds = 50;
+  int rounds = 150;
   int microbatches = 8;
   std::int64_t rows = 16;
   GptConfig model;
+  std::string placement;  // of all if empty
 };
 
 struct Family {
+  std::string placement;
   int stages_per_rank;
   std::vector<std::string> recorded;
   std::vector<std::string> predicted;
@@ -51,9 +59,9 @@ struct Family {
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all = {
-      {1, {"1F1B", "ZB-H1"}, {"GPipe", "ZB-H2"}},
-      {2, {"Interleaved1F1B", "InterleavedZeroBubble"}, {"LoopedBFS"}},
-      {2, {"1F1B-V", "ZBVZeroBubble"}, {"V-Half", "V-Min"}},
+      {"linear", 1, {"1F1B", "ZB-H1"}, {"GPipe", "ZB-H2"}},
+      {"loop", 2, {"Interleaved1F1B", "InterleavedZeroBubble"}, {"LoopedBFS"}},
+      {"v", 2, {"1F1B-V", "ZBVZeroBubble"}, {"V-Half", "V-Min"}},
   };
   return all;
 }
@@ -68,6 +76,16 @@ struct Turns {
   std::vector<sc::Recording> recordings;
   std::vector<double> measured;  // a step, by schedule
 };
+
+/// Half of the range of order statistics around the median which holds it in two of three cases.
+double error_of_median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const double middle = static_cast<double>(values.size() - 1) / 2;
+  const double reach = std::sqrt(static_cast<double>(values.size())) / 2;
+  const auto low = static_cast<std::size_t>(std::max(0.0, std::floor(middle - reach)));
+  const auto high = std::min(values.size() - 1, static_cast<std::size_t>(std::ceil(middle + reach)));
+  return (values[high] - values[low]) / 2;
+}
 
 at::Tensor loss_of(const sc::Value& logits, const sc::Value& next, const sc::ValueDict&) {
   return next_token_loss(logits.tensor(), next.tensor());
@@ -215,21 +233,22 @@ class Course {
 /// Rounds of all placements.
 class Bench {
  public:
-  Bench(sc::World& world, const Settings& settings) : settings_(settings), others_(world) {
-    for (const Family& family : families()) courses_.emplace_back(world, settings, family);
+  Bench(sc::World& world, const Settings& settings) : world_(world), settings_(settings), others_(world) {
+    for (const Family& family : families()) {
+      if (settings.placement.empty() || settings.placement == family.placement) {
+        courses_.emplace_back(world, settings, family);
+      }
+    }
   }
 
-  /// Until there have been enough rounds in peace, or for so long that it is hopeless.
   void run() {
     round();  // everything allocates what it needs
-    const auto quiet = [](const Round& round) { return round.disturbance < kQuiet; };
-    for (int i = 0; i < kMostPatience * settings_.rounds; ++i) {
-      if (std::count_if(rounds_.begin(), rounds_.end(), quiet) >= settings_.rounds) break;
-      rounds_.push_back(round());
+    std::vector<Round> disturbed;
+    for (int i = 0; i < settings_.rounds && !is_precise(); ++i) {
+      Round next = round();
+      (next.disturbance < kQuiet ? rounds_ : disturbed).push_back(std::move(next));
     }
-    std::stable_sort(rounds_.begin(), rounds_.end(),
-                     [](const Round& a, const Round& b) { return a.disturbance < b.disturbance; });
-    if (static_cast<int>(rounds_.size()) > settings_.rounds) rounds_.resize(static_cast<std::size_t>(settings_.rounds));
+    if (rounds_.size() < kLeastRounds) std::move(disturbed.begin(), disturbed.end(), std::back_inserter(rounds_));
   }
 
   /// On rank 0.
@@ -246,10 +265,11 @@ class Bench {
         const Entry& entry = courses_[c].entries()[i];
         out << separator << "{\"schedule\": \"" << entry.name
             << "\", \"recorded\": " << (courses_[c].is_recorded(i) ? "true" : "false")
-            << ", \"predicted\": " << sc::predicted_period(profile, entry.pipeline->schedule()) << ", \"measured\": ";
+            << ", \"predicted\": " << sc::predicted_period(profile, entry.pipeline->schedule())
+            << ", \"error\": " << error_of_median(measured(c, i)) << ", \"measured\": ";
         separator = "[";
-        for (const Round& round : rounds_) {
-          out << separator << round.turns[c].measured[i];
+        for (const double seconds : measured(c, i)) {
+          out << separator << seconds;
           separator = ", ";
         }
         out << "]}";
@@ -272,23 +292,44 @@ class Bench {
     return round;
   }
 
+  /// Steps of a schedule, one a round.
+  [[nodiscard]] std::vector<double> measured(std::size_t course, std::size_t entry) const {
+    std::vector<double> seconds;
+    for (const Round& round : rounds_) seconds.push_back(round.turns[course].measured[entry]);
+    return seconds;
+  }
+
+  /// The same on all ranks: what the first one measured counts.
+  [[nodiscard]] bool is_precise() const {
+    bool precise = rounds_.size() >= kLeastRounds;
+    for (std::size_t c = 0; precise && c < courses_.size(); ++c) {
+      for (std::size_t i = 0; i < courses_[c].entries().size(); ++i) {
+        precise = precise && error_of_median(measured(c, i)) <= kPrecise * sc::median(measured(c, i));
+      }
+    }
+    return world_.everyone().broadcast({{}, precise ? "precise" : ""}, 0).header == "precise";
+  }
+
+  sc::World& world_;
   const Settings& settings_;
   Others others_;
   std::vector<Course> courses_;
-  std::vector<Round> rounds_;
+  std::vector<Round> rounds_;  // that count
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  Settings settings;
   std::vector<long long> numbers;
   for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] != '-') numbers.push_back(std::atoll(argv[i]));
+    const std::string argument = argv[i];
+    if (argument[0] != '-') numbers.push_back(std::atoll(argv[i]));
+    if (argument.starts_with(kPlacement)) settings.placement = argument.substr(kPlacement.size());
   }
   const auto argument = [&](std::size_t i, auto fallback) {
     return numbers.size() > i ? static_cast<decltype(fallback)>(numbers[i]) : fallback;
   };
-  Settings settings;
   settings.ranks = argument(0, settings.ranks);
   settings.rounds = argument(1, settings.rounds);
   settings.microbatches = argument(2, settings.microbatches);

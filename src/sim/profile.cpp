@@ -192,6 +192,13 @@ ProfiledRun outcome_of(const Recording& recording, const Run& run, const Profile
   return outcome;
 }
 
+Costs at_paces(const Costs& costs, const std::vector<double>& paces) {
+  Costs changed = costs;
+  changed.rank_slowdown = paces;
+  for (std::size_t r = 0; r < paces.size(); ++r) changed.rank_slowdown[r] *= costs.slowdown(RankId(r));
+  return changed;
+}
+
 }  // namespace
 
 Profile profile(std::span<const Recording> recordings, const ProfileOptions& options) {
@@ -226,8 +233,7 @@ double predicted_period(const Profile& profile, const Schedule& schedule) {
   const std::size_t runs = shares * ((kLeastRuns + shares - 1) / shares);
   std::vector<double> periods;
   for (std::size_t run = 0; run < runs; ++run) {
-    Costs costs = profile.costs;
-    if (steps > 0) costs.rank_slowdown = profile.paces[run * steps / runs];
+    const Costs costs = steps > 0 ? at_paces(profile.costs, profile.paces[run * steps / runs]) : profile.costs;
     periods.push_back(simulate(schedule, costs, {.jitter = profile.jitter, .seed = run * kMaxRanks}).makespan);
   }
   return median(periods);

@@ -289,6 +289,11 @@ TEST(Profile, AStepWaitsForTheRankThatIsSlowThisTime) {
     for (int step = 0; step < kSteps; ++step) measured.push_back(simulate(schedule, in_step(step)).makespan);
     EXPECT_GT(median(measured), 1.05 * simulate(schedule, costs).makespan);
     EXPECT_NEAR(predicted_period(found, schedule), median(measured), 1e-6);
+    Profile twice = found;
+    twice.costs.rank_slowdown = {2};
+    twice.costs.links.clear();
+    twice.costs.link.latency *= 2;
+    EXPECT_NEAR(predicted_period(twice, schedule), 2 * median(measured), 1e-6) << "what if";
   }
 }
 
