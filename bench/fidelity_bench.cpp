@@ -239,6 +239,9 @@ class Bench {
         courses_.emplace_back(world, settings, family);
       }
     }
+    if (courses_.empty()) {
+      throw sc::InvalidArgument("there is no placement " + settings.placement + ": take linear, loop or v");
+    }
   }
 
   void run() {
