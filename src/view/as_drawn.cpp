@@ -7,7 +7,7 @@ namespace {
 
 /// Ranks that wait for each other in turn need steps in proportion to all actions, so the table can be far larger than
 /// the rows it comes from.
-void refuse_if_too_large(int ranks, int steps) {
+void refuse_too_many_slots(int ranks, int steps) {
   if (std::int64_t{ranks} * steps <= kMaxSlots) return;
   throw InvalidArgument(std::to_string(ranks) + " ranks over " + std::to_string(steps) + " steps are more than " +
                         std::to_string(kMaxSlots) + " slots: draw a schedule with fewer microbatches");
@@ -23,7 +23,7 @@ Schedule as_drawn(const Schedule& schedule) {
   } catch (const ScheduleError&) {
     return schedule;
   }
-  refuse_if_too_large(schedule.ranks(), times.steps);
+  refuse_too_many_slots(schedule.ranks(), times.steps);
   return spread_over_steps(schedule, times);
 }
 

@@ -2,14 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <ostream>
 
 #include "escape.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/view/render.h"
+#include "svg_chart.h"
 #include "svg_head.h"
 #include "svg_layout.h"
 #include "svg_legend.h"
@@ -18,14 +17,12 @@
 namespace stagecraft {
 namespace {
 
+using detail::kChartLeft;
 using detail::num;
 
-constexpr double kLeft = 76;
-constexpr double kChart = 1200;
 constexpr double kRow = 26;
 constexpr double kCurve = 22;
 constexpr double kPitch = kRow + kCurve + 10;
-constexpr double kFont = 9;
 
 void require_kept(const Schedule& schedule, const Simulation& simulation) {
   if (simulation.times.size() == schedule.rows.size() && simulation.memory.size() == schedule.rows.size()) return;
@@ -39,7 +36,7 @@ class Chart {
       : out_(out),
         schedule_(schedule),
         simulation_(simulation),
-        scale_(simulation.makespan > 0 ? kChart / simulation.makespan : 0),
+        scale_(detail::chart_scale(simulation.makespan)),
         peak_(simulation.peak_memory()) {}
 
   void write() {
@@ -48,12 +45,12 @@ class Chart {
       contents.present[static_cast<std::size_t>(kind)] = false;
     }
     contents.idle = 1;
-    const double right = kLeft + kChart;
-    const auto legend = detail::svg_legend(contents, true, detail::kSvgMargin, detail::kSvgLegendTop, right);
+    const auto legend =
+        detail::svg_legend(contents, true, detail::kSvgMargin, detail::kSvgLegendTop, detail::kChartRight);
     const double top = detail::kSvgLegendTop + legend.height + 6;
     const double bottom = top + kPitch * schedule_.ranks();
     const std::string name = schedule_.name.empty() ? "schedule" : schedule_.name;
-    out_ << detail::svg_head(right + detail::kSvgMargin, bottom + 34, name, detail::shortened(name, 80),
+    out_ << detail::svg_head(detail::kChartRight + detail::kSvgMargin, bottom + 34, name, detail::shortened(name, 80),
                              fmt::format("simulated: makespan {:.6g}, bubble {:.2f}% of the span, {:.2f}% of the "
                                          "makespan; peak memory {:.6g}",
                                          simulation_.makespan, 100 * simulation_.bubble_span(),
@@ -61,18 +58,12 @@ class Chart {
          << legend.text;
     for (int rank = 0; rank < schedule_.ranks(); ++rank)
       write_rank(static_cast<std::size_t>(rank), top + kPitch * rank);
-    write_axis(bottom);
-    out_ << "</svg>\n";
+    out_ << detail::chart_axis(bottom, simulation_.makespan, "") << "</svg>\n";
   }
 
  private:
   void write_rank(std::size_t rank, double y) {
-    const double end = scale_ * simulation_.ranks[rank].end;
-    out_ << fmt::format(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">Rank {}</text>\n"
-        "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"url(#stagecraft-idle)\"/>\n"
-        "<g text-anchor=\"middle\" font-size=\"{}\">\n",
-        num(kLeft - 8), num(y + kRow / 2 + 4), rank, num(kLeft), num(y), num(end), num(kRow), num(kFont));
+    out_ << detail::chart_row(rank, {kChartLeft, y, scale_ * simulation_.ranks[rank].end, kRow});
     const Row& row = schedule_.rows[rank];
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (!is_compute(row[i].kind())) continue;
@@ -84,51 +75,29 @@ class Chart {
         write_cell(row[i].second(), time, y + kRow / 2, kRow / 2);
       }
     }
-    out_ << "</g>\n";
+    out_ << detail::kChartRowEnd;
     write_memory(rank, y + kRow + 2);
   }
 
   void write_cell(const Action& part, const ActionTime& time, double y, double height) {
-    const double x = kLeft + scale_ * time.start;
-    const double width = scale_ * (time.end - time.start);
-    out_ << fmt::format(
-        "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"><title>{}: {:.6g} to {:.6g}</title></rect>",
-        num(x), num(y), num(std::max(width, 0.3)), num(height),
-        detail::fill_of(part.kind(), detail::shade_of(schedule_.placement, part.stage())), to_text(part), time.start,
-        time.end);
-    const std::string label = detail::label_of(part);
-    if (detail::text_width(label, kFont) + 2 <= width && kFont <= height) {
-      out_ << fmt::format("<text x=\"{}\" y=\"{}\">{}</text>", num(x + width / 2), num(y + height / 2 + 0.36 * kFont),
-                          label);
-    }
-    out_ << '\n';
+    const detail::Box box = {kChartLeft + scale_ * time.start, y, scale_ * (time.end - time.start), height};
+    out_ << detail::chart_cell(part, detail::shade_of(schedule_.placement, part.stage()), box,
+                               fmt::format("{}: {:.6g} to {:.6g}", to_text(part), time.start, time.end));
   }
 
   void write_memory(std::size_t rank, double y) {
     const double unit = peak_ > 0 ? kCurve / peak_ : 0;
-    std::string path = fmt::format("M{} {}", num(kLeft), num(y + kCurve));
+    std::string path = fmt::format("M{} {}", num(kChartLeft), num(y + kCurve));
     for (const MemoryPoint& point : simulation_.memory[rank]) {
-      path += fmt::format("H{}V{}", num(kLeft + scale_ * point.time), num(y + kCurve - unit * point.memory));
+      path += fmt::format("H{}V{}", num(kChartLeft + scale_ * point.time), num(y + kCurve - unit * point.memory));
     }
     out_ << fmt::format(
         "<path class=\"memory\" fill=\"#c9d6e4\" stroke=\"#6d8196\" stroke-width=\"0.7\" d=\"{0}V{1}z\"><title>rank "
         "{2}: peak "
         "memory {3:.6g}</title></path><path stroke=\"{4}\" stroke-width=\"0.5\" stroke-dasharray=\"3 3\" d=\"M{5} "
         "{6}h{7}\"/>\n",
-        path, num(y + kCurve), rank, simulation_.ranks[rank].peak_memory, detail::kFaintInk, num(kLeft), num(y),
-        num(kChart));
-  }
-
-  void write_axis(double bottom) {
-    const double power = std::pow(10.0, std::floor(std::log10(std::max(simulation_.makespan, 1e-9) / 5)));
-    const double rough = simulation_.makespan / power;
-    const double tick = power * (rough > 25 ? 5 : rough > 12 ? 2 : 1);
-    out_ << fmt::format("<g font-size=\"{}\" fill=\"{}\" text-anchor=\"middle\">", num(kFont), detail::kFaintInk);
-    for (int i = 0; i * tick <= simulation_.makespan; ++i) {
-      out_ << fmt::format("<text x=\"{}\" y=\"{}\">{:g}</text>", num(kLeft + scale_ * i * tick), num(bottom + 8),
-                          i * tick);
-    }
-    out_ << "</g>\n";
+        path, num(y + kCurve), rank, simulation_.ranks[rank].peak_memory, detail::kFaintInk, num(kChartLeft), num(y),
+        num(detail::kChartWidth));
   }
 
   std::ostream& out_;

@@ -16,15 +16,15 @@
 namespace stagecraft {
 namespace {
 
+using detail::kSvgMargin;
 using detail::num;
 
-constexpr double kMargin = detail::kSvgMargin;
 constexpr double kAxisFont = 9;
 constexpr double kAxisHeight = 18;
 constexpr double kLegendRight = 1200;  // of a wide picture too: the legend is read without scrolling
 constexpr std::size_t kLongestTitle = 80;
 
-void refuse_if_too_large(const detail::SvgContents& contents) {
+void refuse_too_many_cells(const detail::SvgContents& contents) {
   const std::int64_t cells = std::int64_t{contents.ranks} * std::max(contents.steps, 1);
   if (cells <= kMaxSvgCells) return;
   throw InvalidArgument(
@@ -66,20 +66,21 @@ class SvgWriter {
         layout_(detail::layout_of(schedule, contents)),
         title_(detail::shortened(schedule.name.empty() ? "schedule" : schedule.name, kLongestTitle)),
         summary_(summary(schedule, contents)) {
-    const double names = layout_.right_names ? layout_.left : kMargin;
+    const double names = layout_.right_names ? layout_.left : kSvgMargin;
     const double chart_right = layout_.left + layout_.chart_width(contents) + names;
-    width_ = std::max({chart_right, 560.0, 2 * kMargin + detail::text_width(title_, detail::kSvgTitleFont)});
-    legend_ = detail::svg_legend(contents, layout_.labels, kMargin, detail::kSvgLegendTop,
-                                 std::min(width_ - kMargin, kLegendRight));
+    width_ = std::max({chart_right, 560.0, 2 * kSvgMargin + detail::text_width(title_, detail::kSvgTitleFont)});
+    legend_ = detail::svg_legend(contents, layout_.labels, kSvgMargin, detail::kSvgLegendTop,
+                                 std::min(width_ - kSvgMargin, kLegendRight));
     top_ = detail::kSvgLegendTop + legend_.height + 6 + (layout_.top_axis ? kAxisHeight : 0);
     bottom_ = top_ + contents.ranks * layout_.row_pitch;
   }
 
   void write() {
-    out_ << detail::svg_head(width_, bottom_ + kAxisHeight + kMargin, schedule_.name, title_, summary_);
+    out_ << detail::svg_head(width_, bottom_ + kAxisHeight + kSvgMargin, schedule_.name, title_, summary_);
     out_ << legend_.text;
     if (contents_.ranks == 0 || contents_.steps == 0) {
-      out_ << fmt::format("<text x=\"{}\" y=\"{}\">There is nothing to draw.</text>\n", num(kMargin), num(bottom_ + 2));
+      out_ << fmt::format("<text x=\"{}\" y=\"{}\">There is nothing to draw.</text>\n", num(kSvgMargin),
+                          num(bottom_ + 2));
     } else {
       write_chart();
     }
@@ -146,7 +147,7 @@ class SvgWriter {
 
 void write_svg(std::ostream& out, const Schedule& schedule) {
   const detail::SvgContents contents = detail::contents_of(schedule);
-  refuse_if_too_large(contents);
+  refuse_too_many_cells(contents);
   SvgWriter(out, schedule, contents).write();
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "svg_head.h"
 #include "svg_style.h"
 
 namespace stagecraft::detail {
@@ -11,8 +12,7 @@ namespace {
 
 constexpr double kScreen = 1500;   // pixels shown without scrolling
 constexpr double kWidest = 20000;  // image viewers end at 32767
-constexpr double kMargin = 16;
-constexpr double kDigit = 0.62;  // of the font size; the widest of the common fonts needs 0.64
+constexpr double kDigit = 0.62;    // of the font size; the widest of the common fonts needs 0.64
 constexpr int kHoverCells = 4000;
 constexpr std::size_t kLongestStageList = 18;
 
@@ -126,7 +126,7 @@ SvgLayout layout_of(const Schedule& schedule, const SvgContents& contents) {
   for (int rank = 0; layout.stage_lists && rank < contents.ranks; ++rank) {
     names = std::max(names, text_width(stage_list(schedule.placement, RankId(rank)), 8.5));
   }
-  layout.left = std::round(kMargin + names + 8);
+  layout.left = std::round(kSvgMargin + names + 8);
   layout.right_names = layout.chart_width(contents) > kScreen * 1.2;
   layout.top_axis = contents.ranks > 16;
   return layout;

@@ -9,7 +9,7 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr double kFont = 10.5;
+constexpr double kLegendFont = 10.5;
 constexpr double kLine = 20;
 constexpr double kSwatch = 14;
 constexpr int kMostStrips = 6;  // shades shown in one swatch
@@ -71,7 +71,7 @@ SvgLegend svg_legend(const SvgContents& contents, bool labels, double left, doub
     if (!contents.has(kind)) return;
     const std::string_view text = legend_text(kind);
     const double swatch_size = swatch_width(kind, contents.most_stages);
-    Box box = place(swatch_size + 5 + text_width(text, kFont));
+    Box box = place(swatch_size + 5 + text_width(text, kLegendFont));
     box.width = swatch_size;
     legend.text += swatch(kind, contents.most_stages, box);
     legend.text +=
@@ -80,11 +80,11 @@ SvgLegend svg_legend(const SvgContents& contents, bool labels, double left, doub
   for (int kind = 1; kind < kActionKinds; ++kind) put(static_cast<ActionKind>(kind));
   put(ActionKind::kIdle);
   if (const std::string text = remark(contents, labels); !text.empty()) {
-    const Box box = place(text_width(text, kFont));
+    const Box box = place(text_width(text, kLegendFont));
     legend.text +=
         fmt::format("<text fill=\"{}\" x=\"{}\" y=\"{}\">{}</text>\n", kFaintInk, num(box.x), num(box.y + 11), text);
   }
-  legend.text = fmt::format("<g font-size=\"{}\">\n{}</g>\n", num(kFont), legend.text);
+  legend.text = fmt::format("<g font-size=\"{}\">\n{}</g>\n", num(kLegendFont), legend.text);
   return legend;
 }
 

@@ -14,7 +14,7 @@
 namespace stagecraft {
 namespace {
 
-enum Thread { kCompute = 1, kCommunication = 2, kBeside = 3 };
+enum RecordedThread { kComputed = 1, kCommunicated = 2, kBeside = 3 };
 
 constexpr double kMicroseconds = 1e6;
 
@@ -55,7 +55,7 @@ class Writer {
     is_first_ = false;
   }
 
-  void slice(std::size_t rank, Thread thread, const std::string& name, double start, double end,
+  void slice(std::size_t rank, RecordedThread thread, const std::string& name, double start, double end,
              const std::string& args) {
     event(fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{{}}}}})", name,
                       rank, static_cast<int>(thread), kMicroseconds * (start - begin_), kMicroseconds * (end - start),
@@ -68,8 +68,8 @@ class Writer {
                                          span.bytes, span.beside ? R"(,"beside":true)" : "");
     if (span.beside) return slice(rank, kBeside, name, span.start, span.end, args);
     const double working = span.start + span.waited;
-    if (span.waited > 0) slice(rank, kCommunication, "wait for " + name, span.start, working, "");
-    slice(rank, is_compute(span.action.kind()) ? kCompute : kCommunication, name, working, span.end, args);
+    if (span.waited > 0) slice(rank, kCommunicated, "wait for " + name, span.start, working, "");
+    slice(rank, is_compute(span.action.kind()) ? kComputed : kCommunicated, name, working, span.end, args);
   }
 
   std::ostream& out_;
