@@ -65,9 +65,10 @@ void write_profile_report(std::ostream& out, const Profile& profile) {
   }
   fmt::print(out, "\n{:<22}  {:>5}  {:>12}  {:>12}  {:>7}\n", "RUN", "STEPS", "MEASURED ms", "SIMULATED ms", "RATIO");
   for (const ProfiledRun& run : profile.runs) {
+    const double simulated = predicted_period(profile, run.schedule);
     fmt::print(out, "{:<22}  {:>5}  {:>12.4f}  {:>12.4f}  {:>7.3f}\n", printable(run.name), run.steps,
-               kMilliseconds * run.measured_period, kMilliseconds * run.simulated_period,
-               run.measured_period > 0 ? run.simulated_period / run.measured_period : 1);
+               kMilliseconds * run.measured_period, kMilliseconds * simulated,
+               run.measured_period > 0 ? simulated / run.measured_period : 1);
   }
 }
 

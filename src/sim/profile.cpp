@@ -172,7 +172,7 @@ Placement common_placement(std::span<const Recording> recordings) {
   return *placement;
 }
 
-ProfiledRun outcome_of(const Recording& recording, const Run& run, const Profile& profile) {
+ProfiledRun outcome_of(const Recording& recording, const Run& run) {
   ProfiledRun outcome;
   outcome.name = recording.name;
   outcome.schedule = detail::computed_schedule(recording.steps.back(), recording.name);
@@ -185,10 +185,6 @@ ProfiledRun outcome_of(const Recording& recording, const Run& run, const Profile
   outcome.steps = static_cast<int>(makespans.size());
   outcome.measured_makespan = median(makespans);
   outcome.measured_period = periods.empty() ? outcome.measured_makespan : median(periods);
-  outcome.simulated_period = predicted_period(profile, outcome.schedule);
-  Profile without_pause = profile;
-  for (StageCosts& stage : without_pause.costs.stages) stage.optimizer = 0;
-  outcome.simulated_makespan = predicted_period(without_pause, outcome.schedule);
   return outcome;
 }
 
@@ -220,7 +216,7 @@ Profile profile(std::span<const Recording> recordings, const ProfileOptions& opt
   });
   profiler.finish();
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    result.runs.push_back(outcome_of(recordings[i], runs[i], result));
+    result.runs.push_back(outcome_of(recordings[i], runs[i]));
   }
   return result;
 }
@@ -228,7 +224,7 @@ Profile profile(std::span<const Recording> recordings, const ProfileOptions& opt
 double predicted_period(const Profile& profile, const Schedule& schedule) {
   const std::size_t steps = profile.paces.size();
   if (steps <= 1 && profile.jitter < kNoJitter) return simulate(schedule, profile.costs).makespan;
-  // Every step that was recorded has its share of the runs.
+  // Every step that was recorded has its share of the runs; ranks take consecutive seeds, which no two runs share.
   const std::size_t shares = std::max<std::size_t>(1, std::min(steps, kMostRuns));
   const std::size_t runs = shares * ((kLeastRuns + shares - 1) / shares);
   std::vector<double> periods;

@@ -49,6 +49,16 @@ class Profile(CommandCase):
         self.assertAlmostEqual(simulated["makespan"], 0.012)
         self.output("plan", "--ranks", "2", "--microbatches", "4", "--costs", "costs.json", "--time-budget", "0.5")
 
+    def test_says_how_ranks_varied(self):
+        run = timeline(steps=6)
+        self.file("run.json", json.dumps(run))
+        self.assertRegex(self.output("profile", "run.json"), r"pace +1\.000 to 1\.000 of")
+        for span in run["traceEvents"]:  # 0.2 ms more in one step of 5 ms
+            if span["name"] == "0F0" and span["args"]["step"] == 3:
+                span["ts"], span["dur"] = span["ts"] - 200, span["dur"] + 200
+        self.file("varied.json", json.dumps(run))
+        self.assertRegex(self.output("profile", "varied.json"), r"pace +1\.000 to 1\.040 of")
+
     def test_two_runs_tell_whole_and_split_backwards(self):
         self.file("whole.json", json.dumps(timeline()))
         self.file("split.json", json.dumps(timeline(backward="I")))

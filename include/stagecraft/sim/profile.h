@@ -16,7 +16,7 @@ struct ProfileOptions {
   int skip = -1;
 };
 
-/// One recording beside what its own costs predict for it.
+/// One recording, to be compared with what `predicted_period` says of its schedule.
 struct ProfiledRun {
   std::string name;
   Schedule schedule;  ///< What was computed, in that order, and REDUCE_GRAD.
@@ -25,9 +25,6 @@ struct ProfiledRun {
   /// Of a single step both are the latter.
   double measured_period = 0;
   double measured_makespan = 0;
-  /// By the simulator, with jitter as recorded: with what lies between two steps (as `optimizer`), and without.
-  double simulated_period = 0;
-  double simulated_makespan = 0;
 };
 
 struct Profile {
