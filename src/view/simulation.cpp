@@ -9,9 +9,7 @@
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/view/render.h"
 #include "svg_chart.h"
-#include "svg_head.h"
 #include "svg_layout.h"
-#include "svg_legend.h"
 #include "svg_style.h"
 
 namespace stagecraft {
@@ -44,21 +42,16 @@ class Chart {
     for (int kind = static_cast<int>(ActionKind::kUnshard); kind < kActionKinds; ++kind) {
       contents.present[static_cast<std::size_t>(kind)] = false;
     }
-    contents.idle = 1;
-    const auto legend =
-        detail::svg_legend(contents, true, detail::kSvgMargin, detail::kSvgLegendTop, detail::kChartRight);
-    const double top = detail::kSvgLegendTop + legend.height + 6;
-    const double bottom = top + kPitch * schedule_.ranks();
     const std::string name = schedule_.name.empty() ? "schedule" : schedule_.name;
-    out_ << detail::svg_head(detail::kChartRight + detail::kSvgMargin, bottom + 34, name, detail::shortened(name, 80),
-                             fmt::format("simulated: makespan {:.6g}, bubble {:.2f}% of the span, {:.2f}% of the "
-                                         "makespan; peak memory {:.6g}",
-                                         simulation_.makespan, 100 * simulation_.bubble_span(),
-                                         100 * simulation_.bubble_makespan(), peak_))
-         << legend.text;
+    const detail::ChartFrame frame = detail::chart_frame(
+        contents, kPitch, name, detail::shortened(name, 80),
+        fmt::format(
+            "simulated: makespan {:.6g}, bubble {:.2f}% of the span, {:.2f}% of the makespan; peak memory {:.6g}",
+            simulation_.makespan, 100 * simulation_.bubble_span(), 100 * simulation_.bubble_makespan(), peak_));
+    out_ << frame.text;
     for (int rank = 0; rank < schedule_.ranks(); ++rank)
-      write_rank(static_cast<std::size_t>(rank), top + kPitch * rank);
-    out_ << detail::chart_axis(bottom, simulation_.makespan, "") << "</svg>\n";
+      write_rank(static_cast<std::size_t>(rank), frame.top + kPitch * rank);
+    out_ << detail::chart_axis(frame.bottom, simulation_.makespan, "") << "</svg>\n";
   }
 
  private:

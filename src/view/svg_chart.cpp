@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "svg_layout.h"
+#include "svg_head.h"
+#include "svg_legend.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -24,6 +25,17 @@ double tick_distance(double whole) {
 }
 
 }  // namespace
+
+ChartFrame chart_frame(SvgContents contents, double pitch, std::string_view name, std::string_view title,
+                       std::string_view subtitle) {
+  contents.idle = 1;
+  const SvgLegend legend = svg_legend(contents, true, kSvgMargin, kSvgLegendTop, kChartRight);
+  ChartFrame frame;
+  frame.top = kSvgLegendTop + legend.height + 6;
+  frame.bottom = frame.top + pitch * contents.ranks;
+  frame.text = svg_head(kChartRight + kSvgMargin, frame.bottom + 34, name, title, subtitle) + legend.text;
+  return frame;
+}
 
 double chart_scale(double whole) { return whole > 0 ? kChartWidth / whole : 0; }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "stagecraft/schedule/action.h"
+#include "svg_layout.h"
 #include "svg_style.h"
 
 /// Charts over time, a row for each rank: what those of simulated and of measured runs have in common.
@@ -12,6 +13,17 @@ namespace stagecraft::detail {
 inline constexpr double kChartLeft = 76;  // where time 0 is
 inline constexpr double kChartWidth = 1200;
 inline constexpr double kChartRight = kChartLeft + kChartWidth;
+
+/// The page with its title and legend, and where the rows are.
+struct ChartFrame {
+  std::string text;
+  double top = 0;
+  double bottom = 0;
+};
+
+/// Of a chart whose rows are `pitch` apart; name, title and subtitle are those of `svg_head`.
+ChartFrame chart_frame(SvgContents contents, double pitch, std::string_view name, std::string_view title,
+                       std::string_view subtitle);
 
 /// Pixels for each unit of time, if `whole` is to be seen.
 double chart_scale(double whole);

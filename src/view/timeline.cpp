@@ -6,12 +6,9 @@
 #include <limits>
 #include <ostream>
 
-#include "escape.h"
 #include "stagecraft/schedule/action_text.h"
 #include "svg_chart.h"
-#include "svg_head.h"
 #include "svg_layout.h"
-#include "svg_legend.h"
 
 namespace stagecraft {
 namespace {
@@ -80,17 +77,13 @@ void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, c
       if (is_compute(kind)) contents.present[static_cast<std::size_t>(kind)] = true;
     }
   }
-  contents.idle = 1;
-  const auto legend =
-      detail::svg_legend(contents, true, detail::kSvgMargin, detail::kSvgLegendTop, detail::kChartRight);
-  const double top = detail::kSvgLegendTop + legend.height + 6;
-  const double bottom = top + kMeasuredPitch * static_cast<double>(ranks.size());
-  out << detail::svg_head(detail::kChartRight + detail::kSvgMargin, bottom + 34, name, name,
+  const detail::ChartFrame frame =
+      detail::chart_frame(contents, kMeasuredPitch, name, name,
                           fmt::format("measured: {:.2f} ms on {} ranks, {:.1f}% of their time idle",
-                                      1e3 * summary.seconds, ranks.size(), 100 * summary.idle()))
-      << legend.text;
+                                      1e3 * summary.seconds, ranks.size(), 100 * summary.idle()));
+  out << frame.text;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const double y = top + kMeasuredPitch * static_cast<double>(r);
+    const double y = frame.top + kMeasuredPitch * static_cast<double>(r);
     const std::vector<StageId> stages = stages_in(ranks[r]);
     out << detail::chart_row(r, {detail::kChartLeft, y, detail::kChartWidth, kMeasuredRow});
     for (const Span& span : ranks[r]) {
@@ -104,7 +97,7 @@ void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, c
     }
     out << detail::kChartRowEnd;
   }
-  out << detail::chart_axis(bottom, 1e3 * extent.seconds(), " ms") << "</svg>\n";
+  out << detail::chart_axis(frame.bottom, 1e3 * extent.seconds(), " ms") << "</svg>\n";
 }
 
 }  // namespace stagecraft
