@@ -113,15 +113,19 @@ std::string message_of(const std::exception_ptr& failure) {
   }
 }
 
-bool is_aborted(const std::exception_ptr& failure) {
+template <typename... Errors>
+bool is_any_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const AbortedError&) {
-    return true;
+  } catch (const std::exception& error) {
+    return ((dynamic_cast<const Errors*>(&error) != nullptr) || ...);
   } catch (...) {
     return false;
   }
 }
+
+/// What a program was given, or anything else.
+int exit_code_of(const std::exception_ptr& failure) { return is_any_of<InvalidArgument, FileError>(failure) ? 2 : 1; }
 
 }  // namespace
 
@@ -153,8 +157,9 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
   }
   for (std::thread& thread : threads) thread.join();
   // Of a rank that failed by itself rather than of one that was taken along.
-  const auto own = std::find_if(failures.begin(), failures.end(),
-                                [](const std::exception_ptr& failure) { return failure && !is_aborted(failure); });
+  const auto own = std::find_if(failures.begin(), failures.end(), [](const std::exception_ptr& failure) {
+    return failure && !is_any_of<AbortedError>(failure);
+  });
   if (own != failures.end()) std::rethrow_exception(*own);
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
@@ -167,6 +172,7 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
   keep_freed_memory();
   MpiProcess process(options.timeout);
   std::optional<std::string> failure;
+  int exit_code = 1;
   try {
     const at::Device device = device_of(options, process.rank(), process.local_rank());
     const RankThread setup(options, device, process.cores());
@@ -176,10 +182,11 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     program(world);
   } catch (...) {
     failure = message_of(std::current_exception());
+    exit_code = exit_code_of(std::current_exception());
     const std::string who = "rank " + std::to_string(process.rank().value) + ": ";
     std::cerr << (failure->starts_with(who) ? *failure + "\n" : who + *failure + "\n") << std::flush;
   }
-  return process.finish(failure);
+  return process.finish(failure) == 0 ? 0 : exit_code;
 }
 
 WorldKind world_of(int argc, char** argv, const LaunchOptions& options) {
@@ -209,7 +216,7 @@ int launch(int argc, char** argv, const LaunchOptions& options, const std::funct
     run_ranks(options, program);
   } catch (...) {
     std::cerr << (options.name.empty() ? "" : options.name + ": ") + message_of(std::current_exception()) + "\n";
-    return 1;
+    return exit_code_of(std::current_exception());
   }
   return 0;
 }
