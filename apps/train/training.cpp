@@ -206,6 +206,7 @@ void train(World& world, const Options& options) {
   const auto classes = std::make_shared<Classes>();
   PipelineOptions how = pipe.options(
       {.schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options, classes)});
+  if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
   how.seed = options.seed;
   how.broadcast_loss = true;
   Pipeline pipeline(world, pipe.build_stages(world, options.schedule), how);

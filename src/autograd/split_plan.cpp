@@ -41,7 +41,9 @@ bool SplitPlan::match(std::span<const Edge> roots, std::span<const Edge> inputs,
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     const Node& node = **nodes[n];
     const NodeShape& shape = nodes_[n];
-    if (node.num_outputs() != shape.edges || typeid(node) != *shape.type) return false;
+    if (node.num_outputs() != shape.edges || node.num_inputs() != shape.inputs || typeid(node) != *shape.type) {
+      return false;
+    }
     for (Index e = 0; e < shape.edges; ++e) {
       if (!leads_to(node.next_edge(e), targets_[shape.first_edge + e])) return false;
     }
@@ -73,7 +75,7 @@ void SplitPlan::learn(std::span<const Edge> roots, std::span<const Edge> inputs,
   for (const Edge& root : roots) roots_.push_back(number_of(root));
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     const Node& node = **nodes[n];
-    nodes_.push_back({&typeid(node), static_cast<Index>(targets_.size()), node.num_outputs()});
+    nodes_.push_back({&typeid(node), static_cast<Index>(targets_.size()), node.num_outputs(), node.num_inputs()});
     for (const Edge& edge : node.next_edges()) targets_.push_back(number_of(edge));
   }
   for (const Edge& input : inputs) {

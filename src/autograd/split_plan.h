@@ -64,6 +64,7 @@ class SplitPlan {
     const std::type_info* type;
     Index first_edge;  // in targets_
     Index edges;
+    Index inputs;  // gradients that arrive
   };
 
   void mark_cuts(const Nodes& nodes);

@@ -23,15 +23,20 @@
 namespace stagecraft {
 namespace {
 
-/// Parameters by the stage that averages them: the last one started of those that have it.
-std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::vector<std::size_t>& order) {
+/// Parameters by the stage that averages them: the last one started of those that have it. The tied ones stand at the
+/// end, as if they were a further stage.
+std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
+                                   const std::vector<at::Tensor>& tied) {
   std::map<const void*, std::size_t> last;
   for (const std::size_t stage : order) {
     for (const auto& [name, parameter] : stages[stage].parameters()) {
       last[parameter.unsafeGetTensorImpl()] = stage;
     }
   }
-  std::vector<NamedTensors> parameters(stages.size());
+  std::vector<NamedTensors> parameters(stages.size() + 1);
+  for (const at::Tensor& tensor : tied) {
+    if (last.erase(tensor.unsafeGetTensorImpl()) > 0) parameters.back().emplace_back("a tied parameter", tensor);
+  }
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     for (const auto& [name, parameter] : stages[stage].parameters()) {
       const auto found = last.find(parameter.unsafeGetTensorImpl());
@@ -48,14 +53,15 @@ std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::
 class Averager::Implementation {
  public:
   Implementation(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
-                 std::int64_t bucket_bytes, at::Device device)
+                 std::int64_t bucket_bytes, at::Device device, const std::vector<at::Tensor>& tied)
       : peers_(std::move(peers)),
         stages_(stages),
-        parameters_(assigned(stages, order)),
+        tied_(tied),
+        parameters_(assigned(stages, order, tied)),
         sent_buffers_(stages.size()),
         bucket_bytes_(bucket_bytes),
         device_(device),
-        is_started_(stages.size(), false) {
+        is_started_(stages.size() + 1, false) {
     if (!device_.is_cpu()) stream_ = new_stream(device_);
     thread_ = std::thread([this] { work(); });
   }
@@ -83,7 +89,7 @@ class Averager::Implementation {
   /// The thread is at rest, and sees it with the next task.
   void reorder(const std::vector<std::size_t>& order) {
     const std::lock_guard lock(mutex_);
-    parameters_ = assigned(stages_, order);
+    parameters_ = assigned(stages_, order, tied_);
   }
 
   void start(std::size_t stage) {
@@ -105,6 +111,13 @@ class Averager::Implementation {
     for (Record& record : records_) record.waited = std::max(0.0, record.end - std::max(record.start, begin));
     if (failure) std::rethrow_exception(failure);
     if (stream_) run_after(current_stream(device_), *stream_);
+  }
+
+  void average_tied() {
+    const std::vector<Record> of_stages = std::move(records_);
+    start(stages_.size());
+    finish();
+    records_ = of_stages;
   }
 
   void cancel() { rest(); }
@@ -165,8 +178,9 @@ class Averager::Implementation {
 
   /// The exception in flight, with what it happened in.
   [[nodiscard]] std::exception_ptr explained(std::size_t stage) const {
-    const std::string where = " (while the gradients of stage " + std::to_string(stages_[stage].index().value) +
-                              " were averaged over its replicas)";
+    const std::string whose =
+        stage < stages_.size() ? "stage " + std::to_string(stages_[stage].index().value) : "tied parameters";
+    const std::string where = " (while the gradients of " + whose + " were averaged over the replicas)";
     try {
       throw;
     } catch (const AbortedError& error) {
@@ -177,6 +191,8 @@ class Averager::Implementation {
       return std::make_exception_ptr(InvalidArgument(error.what_without_backtrace() + where));
     } catch (const std::exception& error) {
       return std::make_exception_ptr(InvalidArgument(error.what() + where));
+    } catch (...) {
+      return std::make_exception_ptr(Error(kUnknownException + where));
     }
   }
 
@@ -189,7 +205,7 @@ class Averager::Implementation {
       buckets.add(gradient);
     }
     buckets.close();
-    spread_buffers(stage);
+    if (stage < stages_.size()) spread_buffers(stage);
   }
 
   /// Those that some replica has; where this one has none, zero.
@@ -253,7 +269,8 @@ class Averager::Implementation {
 
   Group peers_;
   const std::vector<Stage>& stages_;
-  std::vector<NamedTensors> parameters_;               // by stage
+  std::vector<at::Tensor> tied_;
+  std::vector<NamedTensors> parameters_;               // by stage, then the tied ones
   std::vector<std::vector<at::Tensor>> sent_buffers_;  // by stage
   std::int64_t bucket_bytes_;
   at::Device device_;
@@ -270,13 +287,14 @@ class Averager::Implementation {
 };
 
 Averager::Averager(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
-                   std::int64_t bucket_bytes, at::Device device)
-    : implementation_(std::make_unique<Implementation>(std::move(peers), stages, order, bucket_bytes, device)) {}
+                   std::int64_t bucket_bytes, at::Device device, const std::vector<at::Tensor>& tied)
+    : implementation_(std::make_unique<Implementation>(std::move(peers), stages, order, bucket_bytes, device, tied)) {}
 Averager::~Averager() = default;
 void Averager::make_equal() { implementation_->make_equal(); }
 void Averager::reorder(const std::vector<std::size_t>& order) { implementation_->reorder(order); }
 void Averager::start(std::size_t stage) { implementation_->start(stage); }
 void Averager::finish() { implementation_->finish(); }
+void Averager::average_tied() { implementation_->average_tied(); }
 void Averager::cancel() { implementation_->cancel(); }
 const std::vector<Averager::Record>& Averager::records() const { return implementation_->records_; }
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/stage/random.h"
 #include "torch_types.h"
 
 namespace stagecraft {
@@ -222,9 +223,11 @@ void Interpreter::execute(const std::vector<ModelInstruction>& instructions, Fra
 void Interpreter::call(const ModelInstruction& instruction, Frame& frame, std::vector<IValue>& stack) const {
   try {
     switch (instruction.kind) {
-      case ModelInstruction::Kind::kOperator:
+      case ModelInstruction::Kind::kOperator: {
+        const RandomLayer random(instruction.node);  // the same numbers wherever the program is cut
         instruction.operation->callBoxed(stack);
         break;
+      }
       case ModelInstruction::Kind::kSize:
         stack = {IValue(stack[0].toTensor().size(stack[1].toInt()))};
         break;

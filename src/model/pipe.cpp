@@ -6,6 +6,7 @@
 #include "calling.h"
 #include "interpreter.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/fingerprint.h"
 #include "stagecraft/graph/report.h"
 #include "stagecraft/runtime/split.h"
 #include "torch_types.h"
@@ -56,6 +57,20 @@ TensorSpec spec_of(const graph::TensorType& type) {
   return spec;
 }
 
+/// The whole program and its cuts, for ranks to compare.
+std::string origin_of(const graph::Program& program, const graph::CutProgram& cut) {
+  Fingerprint fingerprint;
+  for (const graph::Node& node : program.nodes) fingerprint.add(program.describe(node));
+  for (const graph::Input& input : program.inputs) {
+    fingerprint.add(input.name);
+    if (input.value == graph::kNoValue) continue;
+    fingerprint.add(spec_of(program.values[static_cast<std::size_t>(input.value)].tensor).text());
+  }
+  for (const graph::StageGraph& stage : cut.stages) fingerprint.add(stage.nodes.size());
+  return "an exported program of " + std::to_string(program.nodes.size()) + " operations cut into " +
+         std::to_string(cut.stages.size()) + " stages, " + fingerprint.text();
+}
+
 }  // namespace
 
 Pipe::Pipe(const std::string& path, const CutOptions& options)
@@ -95,6 +110,7 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
   std::sort(inputs.begin(), inputs.end());
   inputs.erase(std::unique(inputs.begin(), inputs.end()), inputs.end());
   const LoadedTensors all = load_weights(*archive_, *program_, inputs, device);
+  const std::string origin = origin_of(*program_, cut_);
 
   std::vector<Stage> built;
   for (const StageId index : indices) {
@@ -103,6 +119,7 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
     NamedTensors parameters;
     NamedTensors buffers;
     StageOptions options;
+    options.origin = origin;
     for (const int input : graph.loads) {
       const graph::Input& loaded = program_->inputs[static_cast<std::size_t>(input)];
       own.emplace(input, all.at(input));

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
@@ -20,6 +21,16 @@ std::int64_t bytes_of(const Message& message) {
     if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
   }
   return bytes;
+}
+
+/// LibTorch's words for a stage that changes its input in place, and what to do about it.
+std::string with_remedy(std::string text) {
+  if (text.find("a leaf Variable that requires grad is being used in an in-place operation") != std::string::npos ||
+      text.find("a view of a leaf Variable that requires grad is being used in an in-place operation") !=
+          std::string::npos) {
+    text += "\nIf it is an input of the stage: set copy_inputs in its StageOptions, or do not change it in place";
+  }
+  return text;
 }
 
 }  // namespace
@@ -56,17 +67,27 @@ StepOutputs Executor::run(const Program& program, const Schedule& schedule, cons
   outputs_ = StepOutputs();
   outputs_.losses.resize(microbatches_);
   outputs_.outputs.resize(microbatches_);
+  outputs_.reduced.assign(stages_.size(), false);
   timeline.clear();
   const at::AutoGradMode mode(inputs.training);
   run_program(program, schedule);
   if (averager != nullptr && inputs.training) finish_averaging();
   inputs_ = nullptr;
   world_.activity().set(std::nullopt);
+  // A handler that replaces an action may leave something behind that the next step would take for its own.
+  const bool is_handled = std::any_of(handlers.begin(), handlers.end(), [](const auto& handler) { return !!handler; });
+  if (is_handled) flights_.assign(flights_.size(), Flight());
   return std::move(outputs_);
 }
 
+void Executor::reduce(std::size_t stage) {
+  if (averager == nullptr) return;
+  averager->start(stage);
+  outputs_.reduced[stage] = true;
+}
+
 void Executor::finish_averaging() {
-  for (const std::size_t stage : averaged_last) averager->start(stage);
+  for (const std::size_t stage : averaged_last) reduce(stage);
   averager->finish();
   if (!record) return;
   for (const Averager::Record& done : averager->records()) {
@@ -79,6 +100,7 @@ void Executor::run_program(const Program& program, const Schedule& schedule) {
   const Row& row = schedule.rows[world_.rank().index()];
   for (std::size_t i = 0; i < program.size(); ++i) {
     const Action& action = row[program[i].step];
+    current_ = &program[i];
     try {
       if (action.is_overlap()) {
         execute_overlap(program[i], program[i + 1], action);
@@ -91,9 +113,11 @@ void Executor::run_program(const Program& program, const Schedule& schedule) {
           std::string(error.what()) + " (at its step " + std::to_string(program[i].step) + ", " + to_text(action) + ")",
           error.peer());
     } catch (const c10::Error& error) {
-      fail(schedule, error.what_without_backtrace());
+      fail(schedule, with_remedy(error.what_without_backtrace()));
     } catch (const std::exception& error) {
       fail(schedule, error.what());
+    } catch (...) {
+      fail(schedule, kUnknownException);
     }
   }
 }
@@ -169,8 +193,7 @@ void Executor::perform(const Instruction& instruction) {
           instruction.peer, {Channel::kBackward, places_[instruction.stage].stage + 1, places_[instruction.stage].stage,
                              instruction.microbatch});
     case ActionKind::kReduceGrad:
-      if (averager != nullptr) averager->start(instruction.stage);
-      return;
+      return reduce(instruction.stage);
     default:
       return;  // UNSHARD and RESHARD have nothing to do where parameters are whole
   }
@@ -183,6 +206,7 @@ void Executor::send(const Instruction& instruction) {
   ValueList values;
   if (forward) {
     values = std::move(in.outgoing);
+    values.emplace_back(in.rows);
     in.outgoing.clear();
   } else {
     for (const auto& gradients : in.gradients_out) values.emplace_back(ValueList(gradients.begin(), gradients.end()));

@@ -24,6 +24,7 @@ struct StepOutputs {
   std::vector<at::Tensor> given;
   std::vector<at::Tensor> given_gradients;
   std::vector<StageShapes> shapes;  // if only they were asked for
+  std::vector<bool> reduced;        // by stage: whether its gradients were averaged over the replicas
 };
 
 /// Runs programs: one rank, its stages, and what is in flight between two actions.
@@ -50,8 +51,9 @@ class Executor {
   struct Flight {
     bool has_input = false;
     bool has_gradient = false;
-    ValueList incoming;  // what crossed the boundary before the stage
-    ValueList outgoing;  // what is to cross the one after it
+    std::int64_t rows = 0;  // of the user's input that the microbatch was made from; 0 if unknown
+    ValueList incoming;     // what crossed the boundary before the stage
+    ValueList outgoing;     // what is to cross the one after it
     // Per item, per tensor of the item.
     std::vector<std::vector<at::Tensor>> gradients_in;
     std::vector<std::vector<at::Tensor>> gradients_out;
@@ -77,6 +79,7 @@ class Executor {
   }
 
   void run_program(const Program& program, const Schedule& schedule);
+  void reduce(std::size_t stage);
   void finish_averaging();
   void execute(const Instruction& instruction, const Action& action);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
@@ -92,8 +95,11 @@ class Executor {
   void await_gradient(std::uint32_t stage, MicrobatchId microbatch);
   ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves);
   Value with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const;
-  std::vector<at::Tensor> hand_on(std::uint32_t stage, Flight& in, const Value& output);
+  std::vector<at::Tensor> hand_on(std::uint32_t stage, Flight& in, const Value& output,
+                                  const std::vector<at::Tensor>& leaves);
   void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output, std::vector<at::Tensor>& roots);
+  void add_loss(const Place& place, Flight& in, MicrobatchId microbatch, const Value& output,
+                std::vector<at::Tensor>& roots);
   void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
   [[nodiscard]] at::Tensor checked_loss(const at::Tensor& loss, StageId stage, const char* what) const;
   at::Tensor seed_for(const at::Tensor& loss, double weight);

@@ -6,15 +6,6 @@
 #include "stagecraft/stage/packing.h"
 
 namespace stagecraft {
-namespace {
-
-void add_to(at::Tensor& sum, at::Tensor more) {
-  if (!more.defined()) return;
-  sum = sum.defined() ? sum + more : std::move(more);
-}
-
-}  // namespace
-
 void Executor::await_gradient(std::uint32_t stage, MicrobatchId microbatch) {
   Flight& in = flight(stage, microbatch);
   const Place& place = places_[stage];
@@ -49,10 +40,11 @@ void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<
         back[k] = std::move(gradients[static_cast<std::size_t>(in.leaves[item]) + k]);
       }
     }
-    // A value that went on to later stages comes back with their gradients.
+    if (in.leaves[item] >= 0) continue;
+    // A value that only went on to later stages comes back with their gradients.
     for (std::size_t after = 0; after < relayed.size(); ++after) {
       if (relayed[after] != static_cast<int>(item) || after >= in.gradients_in.size()) continue;
-      for (std::size_t k = 0; k < back.size(); ++k) add_to(back[k], in.gradients_in[after][k]);
+      for (std::size_t k = 0; k < back.size(); ++k) back[k] = std::move(in.gradients_in[after][k]);
     }
   }
 }
@@ -65,7 +57,7 @@ void Executor::backward(const Instruction& instruction) {
   std::vector<at::Tensor> arriving;
   const auto& relayed = wiring_.relayed(place.stage);
   for (std::size_t item = 0; item < in.gradients_in.size(); ++item) {
-    if (relayed[item] >= 0) continue;
+    if (relayed[item] >= 0 && in.leaves[static_cast<std::size_t>(relayed[item])] < 0) continue;
     arriving.insert(arriving.end(), in.gradients_in[item].begin(), in.gradients_in[item].end());
   }
   arriving.insert(arriving.end(), in.seeds.begin(), in.seeds.end());

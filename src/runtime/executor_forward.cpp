@@ -1,6 +1,8 @@
 // A forward: inputs in, the stage's callable, outputs on their way to the next stage, losses.
 
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <sstream>
 
@@ -21,6 +23,10 @@ at::Tensor as_leaf(const at::Tensor& tensor, bool training) {
   return leaf;
 }
 
+Value copied(const Value& value) {
+  return value.map_tensors([](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; });
+}
+
 bool any_needs_gradient(const Value& value) {
   bool needs = false;
   value.for_each_tensor([&](const at::Tensor& tensor) { needs |= tensor.defined() && tensor.requires_grad(); });
@@ -36,6 +42,8 @@ void Executor::await_input(std::uint32_t stage, MicrobatchId microbatch) {
   const double begin = record ? seconds_now() : 0;
   const Tag tag{Channel::kForward, place.stage - 1, place.stage, microbatch};
   in.incoming = unpack(world_.transport().receive(place.before, tag, world_.timeout()));
+  in.rows = in.incoming.back().integer();
+  in.incoming.pop_back();
   in.has_input = true;
   if (record) waited_ += seconds_now() - begin;
 }
@@ -56,9 +64,12 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   Flight& in = flight(stage, microbatch);
   const Place& place = places_[stage];
   ValueList arguments;
+  const bool copies = stages_[stage].options().copy_inputs;
   if (place.is_first) {
+    if (!inputs_->rows.empty()) in.rows = inputs_->rows[microbatch.index()];
     for (const Value& argument : inputs_->arguments[microbatch.index()]) {
-      arguments.push_back(with_leaves_for_given(argument, in, leaves));
+      const Value given = with_leaves_for_given(argument, in, leaves);
+      arguments.push_back(copies ? copied(given) : given);
     }
     return arguments;
   }
@@ -67,13 +78,15 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   for (const Value& item : in.incoming) in.tensors_before.push_back(static_cast<std::uint32_t>(item.count_tensors()));
   in.leaves.assign(in.incoming.size(), -1);
   const auto take = [&](std::size_t item, bool gradient) -> Value {
-    if (!gradient) return in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
+    if (!gradient) {
+      const Value apart = in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
+      return copies ? copied(apart) : apart;
+    }
     if (in.leaves[item] < 0) {
       in.leaves[item] = static_cast<std::int32_t>(leaves.size());
       in.incoming[item].for_each_tensor([&](const at::Tensor& tensor) { leaves.push_back(tensor); });
     }
-    if (!stages_[stage].options().copy_inputs) return in.incoming[item];
-    return in.incoming[item].map_tensors([](const at::Tensor& t) { return t.defined() ? t.clone() : t; });
+    return copies ? copied(in.incoming[item]) : in.incoming[item];
   };
   if (!wired.empty()) {
     for (const auto& argument : wired)
@@ -86,19 +99,27 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   return take(static_cast<std::size_t>(all - items.begin()), true).list();
 }
 
-/// Puts what crosses the next boundary into the flight, and returns the tensors that gradients will come back for.
-std::vector<at::Tensor> Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
+/// Puts what crosses the next boundary into the flight, and returns the tensors that gradients will come back for. An
+/// item that goes on to later stages and is used here too is one of them: what comes back for it is the first of the
+/// gradients that its leaf adds up, as on one device, where later uses come first.
+std::vector<at::Tensor> Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output,
+                                          const std::vector<at::Tensor>& leaves) {
   const Place& place = places_[stage];
   const bool training = inputs_->training;
   const auto leaf = [&](const at::Tensor& tensor) { return as_leaf(tensor, training); };
   std::vector<at::Tensor> roots;
+  in.outgoing.clear();
   if (place.is_last) return roots;
   const ValueList results = as_arguments(output);
   const auto& items = wiring_.after(place.stage);
   const auto& relayed = wiring_.relayed(place.stage);
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (relayed[i] >= 0) {
-      in.outgoing.push_back(in.incoming[static_cast<std::size_t>(relayed[i])].map_tensors(leaf));
+      const auto item = static_cast<std::size_t>(relayed[i]);
+      in.outgoing.push_back(in.incoming[item].map_tensors(leaf));
+      if (!training || in.leaves[item] < 0) continue;
+      const auto first = leaves.begin() + in.leaves[item];
+      roots.insert(roots.end(), first, first + in.tensors_before[item]);
       continue;
     }
     const int wanted = items[i].output;
@@ -138,38 +159,62 @@ at::Tensor Executor::seed_for(const at::Tensor& loss, double weight) {
   return last_seed_;
 }
 
+/// A microbatch that does not count gives gradients of zero, as rows that a loss ignores do on one device; what its
+/// loss function would say, such as a mean over nothing, is not asked for.
+void Executor::add_loss(const Place& place, Flight& in, MicrobatchId microbatch, const Value& output,
+                        std::vector<at::Tensor>& roots) {
+  const std::size_t m = microbatch.index();
+  if (in.rows > 0 && !inputs_->target_rows.empty() && inputs_->target_rows[m] != in.rows) {
+    throw InvalidArgument("microbatch " + std::to_string(m) + " has " + std::to_string(in.rows) +
+                          " rows of input, but " + std::to_string(inputs_->target_rows[m]) +
+                          " of target: give step as many rows of each, or set how they are cut (Split::into)");
+  }
+  if (inputs_->weights[m] == 0) {
+    output.for_each_tensor([&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      if (!outputs_.losses[m].defined()) outputs_.losses[m] = at::zeros({}, tensor.options().requires_grad(false));
+      if (!inputs_->training || !tensor.requires_grad()) return;
+      roots.push_back(tensor);
+      in.seeds.push_back(at::zeros_like(tensor.detach()));
+    });
+    return;
+  }
+  const at::Tensor loss =
+      checked_loss(options_.loss(output, inputs_->targets[m], *inputs_->loss_keywords), place.stage, "loss");
+  outputs_.losses[m] = loss.detach();
+  if (!inputs_->training) return;
+  if (!loss.requires_grad()) {
+    throw InvalidArgument("the loss of stage " + std::to_string(place.stage.value) +
+                          " does not depend on any parameter that is trained: make it from the output, without "
+                          "detach() or item(), and do not freeze all parameters");
+  }
+  roots.push_back(loss);
+  in.seeds.push_back(seed_for(loss, inputs_->weights[m] * inputs_->replica_weight));
+}
+
 void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output,
                           std::vector<at::Tensor>& roots) {
   const Place& place = places_[stage];
   Flight& in = flight(stage, microbatch);
+  if (place.is_last && options_.loss && !inputs_->targets.empty()) add_loss(place, in, microbatch, output, roots);
+  if (!stages_[stage].options().auxiliary_loss || !inputs_->training) return;
   const double weight = inputs_->weights[microbatch.index()] * inputs_->replica_weight;
-  const auto add_root = [&](const at::Tensor& loss) {
-    if (!inputs_->training) return;
-    roots.push_back(loss);
-    in.seeds.push_back(seed_for(loss, weight));
-  };
-  if (place.is_last && options_.loss && !inputs_->targets.empty()) {
-    const at::Tensor loss = checked_loss(
-        options_.loss(output, inputs_->targets[microbatch.index()], *inputs_->loss_keywords), place.stage, "loss");
-    outputs_.losses[microbatch.index()] = loss.detach();
-    add_root(loss);
-  }
-  if (stages_[stage].options().auxiliary_loss && inputs_->training) {
-    add_root(checked_loss(stages_[stage].options().auxiliary_loss(output), place.stage, "auxiliary loss"));
-  }
+  roots.push_back(checked_loss(stages_[stage].options().auxiliary_loss(output), place.stage, "auxiliary loss"));
+  in.seeds.push_back(seed_for(roots.back(), weight));
 }
 
 void Executor::forward(const Instruction& instruction) {
   await_input(instruction.stage, instruction.microbatch);
   Flight& in = flight(instruction.stage, instruction.microbatch);
   const Place& place = places_[instruction.stage];
+  const StageOptions& options = stages_[instruction.stage].options();
   std::vector<at::Tensor> leaves;
   const ValueList arguments = gather_arguments(instruction.stage, instruction.microbatch, leaves);
   ValueDict keywords;
   for (const auto& [name, value] : inputs_->keywords[instruction.microbatch.index()]) {
-    keywords.emplace_back(name, with_leaves_for_given(value, in, leaves));
+    const Value given = with_leaves_for_given(value, in, leaves);
+    keywords.emplace_back(name, options.copy_inputs ? copied(given) : given);
   }
-  const StageOptions& options = stages_[instruction.stage].options();
   if (!options.inputs.empty()) {
     check_tensors(arguments, options.inputs, place.stage, instruction.microbatch, "input");
   }
@@ -190,7 +235,7 @@ void Executor::forward(const Instruction& instruction) {
       if (tensor.defined()) shapes.outputs.push_back(TensorSpec::of(tensor));
     });
   }
-  std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output);
+  std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output, leaves);
   add_losses(instruction.stage, instruction.microbatch, output, roots);
   if (place.is_last && inputs_->keep_outputs) {
     outputs_.outputs[instruction.microbatch.index()] =
@@ -202,6 +247,7 @@ void Executor::forward(const Instruction& instruction) {
   if (instruction.next != Instruction::kNobody) {
     Flight& next = flight(instruction.next, instruction.microbatch);
     next.incoming = std::move(in.outgoing);
+    next.rows = in.rows;
     next.has_input = true;
     in.outgoing.clear();
   }

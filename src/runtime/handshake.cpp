@@ -1,65 +1,49 @@
 #include "handshake.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
 #include <sstream>
 
+#include "stagecraft/core/fingerprint.h"
 #include "stagecraft/core/version.h"
 
 // A statement is lines of "topic<tab>value"; "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
-// the same on all ranks that have it; all other topics are the same on all ranks.
+// the same on all ranks that have it; "model" and "tied parameter x" are the same on all ranks that know it; all other
+// topics are the same on all ranks.
 
 namespace stagecraft {
 namespace {
 
-class Hash {  // FNV-1a
- public:
-  void add(std::uint64_t value) { hash_ = (hash_ ^ value) * 1099511628211U; }
-  void add(const std::string& text) {
-    for (const char letter : text) add(static_cast<std::uint64_t>(letter));
-    add(~0U);
-  }
-  [[nodiscard]] std::string text() const {
-    std::ostringstream out;
-    out << std::hex << hash_;
-    return out.str();
-  }
-
- private:
-  std::uint64_t hash_ = 14695981039346656037U;
-};
-
-std::string hash_of(const Schedule& schedule) {
-  Hash hash;
+/// Every action of every rank, in order.
+std::string actions_fingerprint(const Schedule& schedule) {
+  Fingerprint fingerprint;
   for (const Row& row : schedule.rows) {
     for (const Action& action : row) {
       for_each_part(action, [&](const Action& part) {
-        hash.add(static_cast<std::uint64_t>(part.kind()));
-        hash.add(static_cast<std::uint64_t>(part.stage().value));
-        hash.add(static_cast<std::uint64_t>(part.microbatch().value));
+        fingerprint.add(static_cast<std::uint64_t>(part.kind()));
+        fingerprint.add(static_cast<std::uint64_t>(part.stage().value));
+        fingerprint.add(static_cast<std::uint64_t>(part.microbatch().value));
       });
     }
-    hash.add(~0U);
+    fingerprint.add(~std::uint64_t{0});
   }
-  return hash.text();
+  return fingerprint.text();
 }
 
-/// Names, types, shapes and whether they are trained, of parameters and buffers.
+/// Parameters and buffers.
 std::string summary_of(const Stage& stage) {
-  Hash hash;
-  std::int64_t numbers = 0;
-  for (const NamedTensors* tensors : {&stage.parameters(), &stage.buffers()}) {
-    for (const auto& [name, tensor] : *tensors) {
-      hash.add(name);
-      if (!tensor.defined()) continue;
-      hash.add(TensorSpec::of(tensor).text());
-      hash.add(tensor.requires_grad() ? 1U : 0U);
-      numbers += tensor.numel();
-    }
-  }
+  NamedTensors all = stage.parameters();
+  all.insert(all.end(), stage.buffers().begin(), stage.buffers().end());
   return std::to_string(stage.parameters().size()) + " parameters, " + std::to_string(stage.buffers().size()) +
-         " buffers, " + std::to_string(numbers) + " numbers, hash " + hash.text();
+         " buffers, " + fingerprint_of(all);
+}
+
+std::string text_of(const Split& split) {
+  if (!split.dimension) return "whole";
+  std::ostringstream text;
+  text << "along " << *split.dimension;
+  for (const std::int64_t size : split.sizes) text << ' ' << size;
+  return text.str();
 }
 
 std::string text_of(const std::vector<TensorSpec>& specs) {
@@ -67,6 +51,8 @@ std::string text_of(const std::vector<TensorSpec>& specs) {
   for (const TensorSpec& spec : specs) text += (text.empty() ? "" : ", ") + spec.text();
   return text;
 }
+
+constexpr const char* kAuxiliaryLoss = "auxiliary_loss";
 
 using Topics = std::map<std::string, std::string>;
 
@@ -97,8 +83,10 @@ std::string usual_value(const std::vector<Topics>& all, const std::string& topic
   return usual;
 }
 
-bool is_of_one_stage(const std::string& topic) {
-  return topic.starts_with("takes ") || topic.starts_with("gives ") || topic.starts_with("parameters of stage ");
+/// Whether some ranks say nothing about it.
+bool is_of_some_ranks(const std::string& topic) {
+  return topic == "model" || topic.starts_with("tied parameter ") || topic.starts_with("takes ") ||
+         topic.starts_with("gives ") || topic.find(" of stage ") != std::string::npos;
 }
 
 }  // namespace
@@ -107,12 +95,13 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   std::ostringstream text;
   text << "version of Stagecraft\t" << version() << '\n';
   text << "schedule\t" << (schedule.name.empty() ? "one of its own" : schedule.name) << " (" << schedule.ranks()
-       << " ranks, " << schedule.stages() << " stages, " << schedule.microbatches << " microbatches, hash "
-       << hash_of(schedule) << ")\n";
+       << " ranks, " << schedule.stages() << " stages, " << schedule.microbatches << " microbatches, "
+       << actions_fingerprint(schedule) << ")\n";
   text << "choice of schedule\t";
   if (!options.plan && is_auto(options.schedule)) {
     const AutoOptions& automatic = options.automatic;
-    text << "automatic, profile_steps " << automatic.profile_steps << ", memory_limit " << automatic.memory_limit;
+    text << "automatic, profile_steps " << automatic.profile_steps << ", memory_limit " << automatic.memory_limit
+         << ", time_budget " << automatic.time_budget << ", seed " << automatic.seed;
   } else {
     text << "fixed";
   }
@@ -122,10 +111,39 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
     text << edge.from << '.' << edge.output << "->" << edge.to << '.' << edge.argument << (edge.gradient ? " " : "! ");
   }
   text << '\n';
+  text << "ties\t";
+  for (const Tie& tie : options.ties) {
+    text << tie.parameter << " in stages";
+    for (const int stage : tie.stages) text << ' ' << stage;
+    text << "; ";
+  }
+  text << '\n';
+  text << "loss_scale\t" << (options.loss_scale == LossScale::kMean ? "mean" : "sum") << '\n';
+  text << "loss_weight\t" << (options.loss_weight ? "given" : "none") << '\n';
+  text << "seed\t" << options.seed << '\n';
+  text << "argument_splits\t";
+  for (const Split& split : options.argument_splits) text << text_of(split) << "; ";
+  text << '\n';
+  text << "keyword_splits\t";
+  for (const auto& [name, split] : options.keyword_splits) text << name << ' ' << text_of(split) << "; ";
+  text << '\n';
+  text << "target_split\t" << text_of(options.target_split) << '\n';
   text << "broadcast_loss\t" << (options.broadcast_loss ? "on" : "off") << '\n';
   text << "bucket_bytes\t" << options.bucket_bytes << '\n';
   for (const Stage& stage : stages) {
+    const StageOptions& own = stage.options();
     text << "parameters of stage " << stage.index().value << '\t' << summary_of(stage) << '\n';
+    text << "options of stage " << stage.index().value << '\t' << (own.full_backward ? "full_backward " : "")
+         << (own.copy_inputs ? "copy_inputs " : "") << (own.deferred_weights ? "deferred_weights " : "")
+         << (own.auxiliary_loss ? kAuxiliaryLoss : "") << '\n';
+    if (!own.origin.empty()) text << "model\t" << own.origin << '\n';
+    for (const auto& [name, parameter] : stage.parameters()) {
+      const bool is_tied = std::any_of(options.ties.begin(), options.ties.end(),
+                                       [&tied = name](const Tie& tie) { return tie.parameter == tied; });
+      if (!is_tied) continue;
+      text << "tied parameter " << name << '\t' << TensorSpec::of(parameter).text()
+           << (parameter.requires_grad() ? "" : ", frozen") << '\n';
+    }
   }
   if (!options.edges.empty()) return text.str();  // what a stage takes is then not what the one before gives
   for (const Stage& stage : stages) {
@@ -154,7 +172,7 @@ std::string disagreement(const std::vector<std::string>& statements) {
   for (const auto& [topic, value] : every) {
     const std::string usual = usual_value(all, topic);
     for (std::size_t r = 0; r < all.size(); ++r) {
-      if (is_of_one_stage(topic) && !all[r].contains(topic)) continue;
+      if (is_of_some_ranks(topic) && !all[r].contains(topic)) continue;
       if (all[r][topic] == usual) continue;
       add("rank " + std::to_string(r) + " has " + topic + " '" + all[r][topic] + "', the others have '" + usual + "'");
     }
@@ -170,7 +188,16 @@ std::string disagreement(const std::vector<std::string>& statements) {
         " takes " + taken);
   }
   if (text.empty()) return text;
-  return "the ranks do not mean the same pipeline: " + text + ": every rank must make it from the same options";
+  return "the ranks were given different pipelines: " + text + ": every rank must make it from the same options";
+}
+
+bool any_auxiliary_loss(const std::vector<std::string>& statements) {
+  return std::any_of(statements.begin(), statements.end(), [](const std::string& statement) {
+    const Topics topics = parse(statement);
+    return std::any_of(topics.begin(), topics.end(), [](const auto& topic) {
+      return topic.first.starts_with("options of stage ") && topic.second.ends_with(kAuxiliaryLoss);
+    });
+  });
 }
 
 }  // namespace stagecraft

@@ -5,7 +5,7 @@
 
 #include "stagecraft/runtime/pipeline.h"
 
-/// Before the first step: do all ranks mean the same pipeline?
+/// Before the first step: were all ranks given the same pipeline?
 namespace stagecraft {
 
 /// What a rank says about its pipeline; what must be the same everywhere, and what its stages take and give.
@@ -13,5 +13,8 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
 
 /// Who differs from the others and how, from the statements of all ranks; empty when nobody does.
 std::string disagreement(const std::vector<std::string>& statements);
+
+/// Whether a stage of any rank has an auxiliary loss.
+bool any_auxiliary_loss(const std::vector<std::string>& statements);
 
 }  // namespace stagecraft

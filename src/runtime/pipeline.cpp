@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <limits>
 #include <sstream>
 
 #include "autopilot.h"
@@ -14,33 +15,44 @@
 #include "runnable.h"
 #include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/stand_ins.h"
 #include "step_inputs.h"
 #include "tied_parameters.h"
 #include "timeline_message.h"
 
 namespace stagecraft {
-namespace {}  // namespace
 
 double StepResult::loss() const {
   if (losses.empty()) {
     throw InvalidArgument("this rank has no loss: ask for it where the last stage is, or set broadcast_loss");
   }
   double total = 0;
-  for (std::size_t i = 0; i < losses.size(); ++i) total += weights[i] * losses[i].item<double>();
-  return total;
+  bool counts = false;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    if (weights[i] == 0) continue;
+    counts = true;
+    total += weights[i] * losses[i].item<double>();
+  }
+  return counts ? total : std::numeric_limits<double>::quiet_NaN();
 }
 
 class Pipeline::Implementation {
  public:
   Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
-    const std::vector<std::vector<StageId>> stages_by_rank = gather_stages();
-    agree([&] { set_up(stages_by_rank); });
-    const std::string differences =
-        disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule())));
+    // Settled like a step: a rank that is done may fail in its first step while others are still here.
+    std::string differences;
+    stagecraft::together(world_, [&] {
+      set_up(gather_stages());
+      const std::vector<std::string> statements =
+          world_.everyone().all_gather(statement_of(stages_, options_, schedule()));
+      differences = disagreement(statements);
+      if (!differences.empty()) return;
+      shares_loss_weights_ = any_auxiliary_loss(statements);
+      share_weights();
+    });
     if (!differences.empty()) throw InvalidArgument(differences);
-    share_weights();
   }
 
   void share_weights() {
@@ -49,8 +61,9 @@ class Pipeline::Implementation {
       tied_->make_equal();
     }
     if (world_.replicas() == 1) return;
-    averager_ = std::make_unique<Averager>(world_.more_peers(), stages_, active_->completion_order,
-                                           options_.bucket_bytes, world_.device());
+    averager_ =
+        std::make_unique<Averager>(world_.more_peers(), stages_, active_->completion_order, options_.bucket_bytes,
+                                   world_.device(), tied_ ? tied_->tensors() : std::vector<at::Tensor>());
     averager_->make_equal();
     executor_->averager = averager_.get();
   }
@@ -104,14 +117,24 @@ class Pipeline::Implementation {
   std::uint64_t steps_ = 0;
 
  private:
-  /// Of every rank of the pipeline. All ranks call it, whatever their schedule is, so that none waits in vain for one
-  /// whose options differ.
+  /// By rank of the pipeline. All ranks call it, whatever their options are, so that none waits in vain for one whose
+  /// options differ.
   std::vector<std::vector<StageId>> gather_stages() {
     std::ostringstream own;
-    for (const Stage& stage : stages_) own << stage.index().value << ' ';
+    own << world_.replicas();
+    for (const Stage& stage : stages_) own << ' ' << stage.index().value;
     std::vector<std::vector<StageId>> all;
-    for (const std::string& text : world_.pipeline().all_gather(own.str())) {
+    int rank = 0;
+    for (const std::string& text : world_.everyone().all_gather(own.str())) {
       std::istringstream in(text);
+      int replicas = 0;
+      in >> replicas;
+      if (replicas != world_.replicas()) {
+        throw InvalidArgument("rank " + std::to_string(rank) + " has " + std::to_string(replicas) + " replicas, rank " +
+                              std::to_string(world_.world_rank().value) + " has " + std::to_string(world_.replicas()) +
+                              ": start all ranks with the same number");
+      }
+      if (rank++ % world_.replicas() != world_.replica()) continue;
       std::vector<StageId>& stages_of_rank = all.emplace_back();
       for (int stage = 0; in >> stage;) stages_of_rank.emplace_back(stage);
     }
@@ -130,6 +153,10 @@ class Pipeline::Implementation {
     }
     if (options_.bucket_bytes < 1) {
       throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
+    }
+    if (options_.loss_weight && options_.loss_scale == LossScale::kSum) {
+      throw InvalidArgument(
+          "loss_weight is about a mean, but loss_scale is kSum, which adds up all losses: give one of them");
     }
     Schedule starting = resolve(options_, stages_by_rank, world_.rank());
     check_stages(stages_, starting, world_.rank());
@@ -157,8 +184,9 @@ class Pipeline::Implementation {
     const double begin = seconds_now();
     StepResult result = together(prepare, options, training);
     if (!training || !autopilot_ || autopilot_->is_decided()) return result;
+    const double seconds = seconds_now() - begin;
     try {
-      autopilot_->after_step(executor_->timeline, seconds_now() - begin);
+      stagecraft::together(world_, [&] { autopilot_->after_step(executor_->timeline, seconds); });
     } catch (...) {
       use(autopilot_->next());
       throw;
@@ -178,25 +206,6 @@ class Pipeline::Implementation {
     active_ = &*runnable;
     executor_->averaged_last = active_->never_reduced;
     if (averager_) averager_->reorder(active_->completion_order);
-  }
-
-  /// A mistake on one rank is an error on all.
-  template <typename Work>
-  void agree(const Work& work) {
-    std::exception_ptr own;
-    std::string message;
-    try {
-      work();
-    } catch (const std::exception& error) {
-      own = std::current_exception();
-      message = error.what();
-    }
-    const std::vector<std::string> all = world_.everyone().all_gather(message);
-    if (own) std::rethrow_exception(own);
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      if (!all[r].empty())
-        throw AbortedError("rank " + std::to_string(static_cast<std::int64_t>(r)) + ": " + all[r], RankId(r));
-    }
   }
 
   [[nodiscard]] bool has_first() const { return stages_.front().index().value == 0; }
@@ -223,9 +232,8 @@ class Pipeline::Implementation {
   template <typename Prepare>
   StepResult together(const Prepare& prepare, const StepOptions& options, bool training,
                       std::vector<StageShapes>* shapes = nullptr) {
-    std::exception_ptr own;
     StepResult result;
-    try {
+    const auto work = [&] {
       StepInputs inputs;
       inputs.training = training;
       inputs.number = steps_;
@@ -234,55 +242,52 @@ class Pipeline::Implementation {
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
       inputs.first_microbatch = world_.replica() * schedule().microbatches;
-      if ((training || options_.broadcast_loss) && !inputs.only_shapes) weigh_replicas(inputs);
+      if (!inputs.only_shapes) weigh_replicas(inputs);
       result = run(inputs, shapes);
-    } catch (const AbortedError&) {
-      own = std::current_exception();
-    } catch (const std::exception& error) {
-      own = std::current_exception();
-      world_.transport().abort({world_.world_rank(), describe(error)});
-    }
-    if (training) ++steps_;
-    if (own) executor_->clear();
-    const auto failure = settle(own);
-    if (!failure) return result;
-    executor_->clear();
-    if (own && failure->rank == world_.world_rank()) std::rethrow_exception(own);
-    throw AbortedError(failure->message, failure->rank);
-  }
-
-  std::optional<Failure> settle(const std::exception_ptr& own) {
+    };
+    const auto clear = [&] { executor_->clear(); };
     try {
-      return world_.transport().settle(world_.timeout());
+      stagecraft::together(world_, work, clear);
     } catch (...) {
-      if (own) std::rethrow_exception(own);
+      clear();
+      if (training) ++steps_;
       throw;
     }
+    if (training) ++steps_;
+    return result;
   }
 
-  [[nodiscard]] std::string describe(const std::exception& error) const {
-    if (dynamic_cast<const StepError*>(&error) != nullptr) return error.what();
-    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-    return world_.name() + ": " + (of_torch != nullptr ? of_torch->what_without_backtrace() : error.what());
-  }
-
-  /// A mean over the rows of all replicas is a weighted mean of their means.
+  /// A mean over all replicas is a weighted mean of their means. Only the rank with the targets knows the weights, and
+  /// needs them, unless other stages have losses of their own.
   void weigh_replicas(StepInputs& inputs) {
+    const bool training = inputs.training;
+    if (!training && !options_.broadcast_loss) return;
+    if (has_last() && world_.replicas() > 1 && (training || !inputs.targets.empty())) {
+      inputs.replica_weight = replica_weight(inputs.total_weight);
+    }
+    if (!training || !shares_loss_weights_) return;
+    Message message;
+    if (has_last()) message.tensors = {at::tensor(inputs.weights, at::kDouble) * inputs.replica_weight};
+    const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
+    const at::Tensor weights = world_.pipeline().broadcast(std::move(message), last.value).tensors.at(0).cpu();
+    if (has_last()) return;
+    inputs.weights.assign(weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel());
+    inputs.replica_weight = 1;  // it is part of them
+  }
+
+  double replica_weight(const std::optional<double>& own) {
     const int replicas = world_.replicas();
-    if (replicas == 1) return;
-    if (options_.loss_scale == LossScale::kSum) {
-      inputs.replica_weight = replicas;
-      return;
-    }
-    if (!has_first() && !has_last()) return;  // it does not know the rows, nor does it need them
-    std::int64_t total = 0;
+    if (options_.loss_scale == LossScale::kSum) return replicas;
+    std::ostringstream text;
+    text << std::hexfloat << own.value_or(-1);
+    double total = 0;
     bool all_know = true;
-    for (const Message& message : world_.peers().all_gather(Message{{}, std::to_string(inputs.rows)})) {
-      const std::int64_t rows = std::stoll(message.header);
-      all_know &= rows > 0;
-      total += rows;
+    for (const Message& message : world_.peers().all_gather(Message{{}, text.str()})) {
+      const double weight = std::strtod(message.header.c_str(), nullptr);
+      all_know &= weight >= 0;
+      total += weight;
     }
-    if (all_know) inputs.replica_weight = static_cast<double>(inputs.rows * replicas) / static_cast<double>(total);
+    return all_know && total > 0 ? *own * replicas / total : 1;
   }
 
   StepResult run(const StepInputs& inputs, std::vector<StageShapes>* shapes) {
@@ -297,11 +302,7 @@ class Pipeline::Implementation {
       }
     } const restore{back_to_training};
 
-    const bool sums_ties = tied_ && inputs.training;
-    const TiedParameters::Aside aside = sums_ties ? tied_->set_aside() : TiedParameters::Aside();
-    StepOutputs outputs = inputs.training ? executor_->run(active_->program, schedule(), inputs)
-                                          : executor_->run(evaluation_program_, evaluation_, inputs);
-    if (sums_ties) tied_->sum();
+    StepOutputs outputs = inputs.training ? train(inputs) : executor_->run(evaluation_program_, evaluation_, inputs);
     if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
     StepResult result;
     if (shapes != nullptr) {
@@ -316,6 +317,21 @@ class Pipeline::Implementation {
     if (has_last() && inputs.keep_outputs) result.output = options_.merge_outputs(outputs.outputs);
     if (options_.broadcast_loss) share_losses(result, inputs.replica_weight / world_.replicas());
     return result;
+  }
+
+  /// Tied gradients of this step are summed over the stages, then added to what earlier steps have left, and the whole
+  /// is averaged over the replicas if the schedule has reduced their stages: a handler may put that off to a later
+  /// step.
+  StepOutputs train(const StepInputs& inputs) {
+    if (!tied_) return executor_->run(active_->program, schedule(), inputs);
+    StepOutputs outputs;
+    {
+      const TiedParameters::Aside aside = tied_->set_aside();
+      outputs = executor_->run(active_->program, schedule(), inputs);
+      tied_->sum();
+    }
+    if (averager_ && tied_->any_in(outputs.reduced)) averager_->average_tied();
+    return outputs;
   }
 
   /// Those of all replicas, to all ranks. `share`: what the losses of this replica count among them.
@@ -346,7 +362,8 @@ class Pipeline::Implementation {
   std::array<std::optional<Runnable>, Autopilot::kVariants> runnables_;  // one, unless the schedule is "auto"
   const Runnable* active_ = nullptr;                                     // what training runs
   bool trains_ = false;
-  bool is_recording_ = false;  // as the user wishes
+  bool shares_loss_weights_ = false;  // stages without the targets have losses too
+  bool is_recording_ = false;         // as the user wishes
 };
 
 Pipeline::Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options)
@@ -406,9 +423,12 @@ const Timeline& Pipeline::timeline() const { return implementation_->executor_->
 
 std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   std::vector<Timeline> all;
-  for (const Message& message : implementation_->world_.pipeline().collect(to_message(timeline()), to.value)) {
-    all.push_back(to_timeline(message));
-  }
+  World& world = implementation_->world_;
+  together(world, [&] {
+    for (const Message& message : world.pipeline().collect(to_message(timeline()), to.value)) {
+      all.push_back(to_timeline(message));
+    }
+  });
   return all;
 }
 

@@ -38,6 +38,16 @@ torch::nn::Sequential layers_of(const torch::nn::Sequential& model, std::int64_t
   return part;
 }
 
+/// The whole model and its cuts, for ranks to compare: two ranks that split different models would train without a
+/// layer, or with one twice.
+std::string origin_of(const torch::nn::Sequential& model, const Sizes& sizes) {
+  NamedTensors all = detail::named(model->named_parameters(), "");
+  const NamedTensors buffers = detail::named(model->named_buffers(), "");
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  return "a Sequential of " + std::to_string(model->size()) + " layers cut into " + listed(sizes) + ", " +
+         fingerprint_of(all);
+}
+
 /// When the device has done what it was given.
 double seconds_on(at::Device device) {
   if (!device.is_cpu()) current_stream(device).synchronize();
@@ -179,11 +189,13 @@ std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World&
 
 std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const SplitOptions& options) {
   const std::vector<std::int64_t> sizes = stage_sizes(model, world, options);
+  const std::string origin = origin_of(model, sizes);
   std::vector<Stage> stages;
   for (const StageId stage : stages_here(world, options.schedule, options.stages_per_rank)) {
     const auto at = static_cast<std::ptrdiff_t>(stage.value);
     const std::int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + at, std::int64_t{0});
-    stages.push_back(make_stage(stage.value, layers_of(model, begin, sizes[stage.index()])));
+    stages.push_back(make_stage(stage.value, layers_of(model, begin, sizes[stage.index()]),
+                                {.first_layer = begin, .origin = origin}));
   }
   return stages;
 }

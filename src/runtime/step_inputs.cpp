@@ -1,5 +1,8 @@
 #include "step_inputs.h"
 
+#include <ATen/ATen.h>
+
+#include <cmath>
 #include <numeric>
 
 #include "stagecraft/core/error.h"
@@ -22,33 +25,54 @@ std::int64_t rows_of(const Value& value) {
 
 }  // namespace
 
+LossWeight counted_targets(std::int64_t ignored) {
+  return [ignored](const Value& target) { return (target.tensor() != ignored).sum().item<double>(); };
+}
+
+/// One part per microbatch.
+std::vector<Value> InputSplitter::cut(const Value& value, const Split& how, const std::string& what, Rows& rows) const {
+  std::vector<Value> parts = split(value, how, microbatches_, what);
+  if (!is_cut_evenly(how)) return parts;
+  const std::vector<std::int64_t> sizes = split_sizes(value, how, microbatches_, what);
+  if (sizes.empty()) return parts;
+  if (!rows.sizes.empty() && rows.sizes != sizes) {
+    const auto total = [](const std::vector<std::int64_t>& all) {
+      return std::to_string(std::accumulate(all.begin(), all.end(), std::int64_t{0}));
+    };
+    throw InvalidArgument(what + " has " + total(sizes) + " rows, but " + rows.what + " has " + total(rows.sizes) +
+                          ": both are cut into microbatches, so give as many rows of each, or set how it is cut "
+                          "(Split::replicate gives all of it to every microbatch)");
+  }
+  rows = {what, sizes};
+  return parts;
+}
+
 void InputSplitter::split_batch(StepInputs& inputs, const ValueList& arguments, const StepOptions& options) const {
   inputs.arguments.resize(static_cast<std::size_t>(microbatches_));
-  std::vector<std::int64_t> rows;
+  Rows rows;
   if (has_first_) {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const std::string what = "argument " + std::to_string(static_cast<std::int64_t>(i));
-      const Split how = split_of(options_.argument_splits, i);
-      if (rows.empty()) rows = split_sizes(arguments[i], how, microbatches_, what);
-      const std::vector<Value> parts = split(arguments[i], how, microbatches_, what);
+      const std::vector<Value> parts = cut(arguments[i], split_of(options_.argument_splits, i), what, rows);
       for (std::size_t m = 0; m < parts.size(); ++m) inputs.arguments[m].push_back(parts[m]);
     }
   }
-  split_keywords(inputs, options.keywords);
-  if (has_last_ && !options.target.is_none()) {
-    inputs.targets = split(options.target, options_.target_split, microbatches_, "target");
-    const auto sizes = split_sizes(options.target, options_.target_split, microbatches_, "target");
-    if (!sizes.empty()) rows = sizes;
-  }
-  weigh(inputs, rows);
+  split_keywords(inputs, options.keywords, rows);
+  if (has_first_) inputs.rows = rows.sizes;
+  if (!has_last_ || options.target.is_none()) return;
+  const Split& how = options_.target_split;
+  inputs.targets = cut(options.target, how, "target", rows);
+  const std::vector<std::int64_t> sizes = split_sizes(options.target, how, microbatches_, "target");
+  if (is_cut_evenly(how)) inputs.target_rows = sizes;
+  weigh(inputs, sizes);
 }
 
-void InputSplitter::split_keywords(StepInputs& inputs, const ValueDict& keywords) const {
+void InputSplitter::split_keywords(StepInputs& inputs, const ValueDict& keywords, Rows& rows) const {
   inputs.keywords.resize(static_cast<std::size_t>(microbatches_));
   for (const auto& [name, value] : keywords) {
     const auto found = options_.keyword_splits.find(name);
     const Split how = found == options_.keyword_splits.end() ? Split() : found->second;
-    const std::vector<Value> parts = split(value, how, microbatches_, "keyword '" + name + "'");
+    const std::vector<Value> parts = cut(value, how, "keyword '" + name + "'", rows);
     for (std::size_t m = 0; m < parts.size(); ++m) inputs.keywords[m].emplace_back(name, parts[m]);
   }
 }
@@ -64,8 +88,10 @@ void InputSplitter::take_microbatches(StepInputs& inputs, const std::vector<Valu
   check(has_first_, arguments.size(), "lists of arguments");
   check(has_last_ && !targets.empty(), targets.size(), "targets");
   inputs.arguments = has_first_ ? arguments : std::vector<ValueList>(count);
-  split_keywords(inputs, options.keywords);
-  if (has_last_) inputs.targets = targets;
+  Rows of_keywords;
+  split_keywords(inputs, options.keywords, of_keywords);
+  if (!has_last_ || targets.empty()) return;
+  inputs.targets = targets;
   std::vector<std::int64_t> rows;
   for (const Value& target : inputs.targets) {
     if (const std::int64_t size = rows_of(target); size > 0) rows.push_back(size);
@@ -74,18 +100,33 @@ void InputSplitter::take_microbatches(StepInputs& inputs, const std::vector<Valu
   weigh(inputs, rows);
 }
 
-/// A mean over rows of unequal microbatches is a weighted mean of their means.
+/// A mean over unequal microbatches is a weighted mean of their means.
 void InputSplitter::weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const {
   const auto count = static_cast<std::size_t>(microbatches_);
-  inputs.rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   if (options_.loss_scale == LossScale::kSum) {
     inputs.weights.assign(count, 1.0);
-  } else if (rows.empty()) {
-    inputs.weights.assign(count, 1.0 / static_cast<double>(count));
-  } else {
-    const auto total = static_cast<double>(inputs.rows);
-    for (const std::int64_t size : rows) inputs.weights.push_back(static_cast<double>(size) / total);
+    return;
   }
+  std::vector<double>& weights = inputs.weights;
+  if (options_.loss_weight) {
+    for (const Value& target : inputs.targets) {
+      const double weight = options_.loss_weight(target);
+      if (!(weight >= 0) || std::isinf(weight)) {
+        throw InvalidArgument("loss_weight returned " + std::to_string(weight) + " for microbatch " +
+                              std::to_string(weights.size()) + ": a weight is a number of at least 0");
+      }
+      weights.push_back(weight);
+    }
+  } else {
+    weights.assign(rows.begin(), rows.end());
+  }
+  if (weights.empty()) {
+    weights.assign(count, 1.0 / static_cast<double>(count));
+    return;
+  }
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  inputs.total_weight = total;
+  for (double& weight : weights) weight = total > 0 ? weight / total : 0;
 }
 
 }  // namespace stagecraft

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "stagecraft/runtime/pipeline.h"
@@ -9,20 +11,23 @@ namespace stagecraft {
 /// The inputs of one step on one rank, cut into microbatches.
 struct StepInputs {
   bool training = true;
-  std::uint64_t number = 0;          // of the step
-  std::vector<ValueList> arguments;  // by microbatch; of the first stage
-  std::vector<ValueDict> keywords;   // by microbatch
-  std::vector<Value> targets;        // by microbatch; empty when there are none
-  std::vector<double> weights;       // of each microbatch's loss
-  std::int64_t rows = 0;             // of all microbatches; 0 if unknown
-  double replica_weight = 1;         // of this replica's losses, 1 on average
-  int first_microbatch = 0;          // number of the first one, counted over all replicas
+  std::uint64_t number = 0;               // of the step
+  std::vector<ValueList> arguments;       // by microbatch; of the first stage
+  std::vector<ValueDict> keywords;        // by microbatch
+  std::vector<Value> targets;             // by microbatch; empty when there are none
+  std::vector<std::int64_t> rows;         // by microbatch, of the arguments; empty if unknown or cut by hand
+  std::vector<std::int64_t> target_rows;  // the same of the targets
+  std::vector<double> weights;         // of each microbatch's loss; of a mean they add up to 1, or 0 if nothing counts
+  std::optional<double> total_weight;  // what they added up to before; none if unknown
+  double replica_weight = 1;           // of this replica's losses, 1 on average
+  int first_microbatch = 0;            // number of the first one, counted over all replicas
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
   bool only_shapes = false;  // on the meta device, without data
 };
 
-/// Cuts a batch into what the stages of one rank need of it.
+/// Cuts a batch into what the stages of one rank need of it. Throws InvalidArgument when parts of a batch that is cut
+/// differ in rows.
 class InputSplitter {
  public:
   /// `has_first`, `has_last`: whether the rank has the first stage, and the last one.
@@ -35,7 +40,17 @@ class InputSplitter {
                          const StepOptions& options) const;
 
  private:
-  void split_keywords(StepInputs& inputs, const ValueDict& keywords) const;
+  /// Rows by microbatch of everything that is cut evenly; all of it must have the same.
+  struct Rows {
+    std::string what;  // "argument 0"
+    std::vector<std::int64_t> sizes;
+  };
+  /// Not as the user has said in so many words, and not in one piece.
+  [[nodiscard]] bool is_cut_evenly(const Split& how) const {
+    return how.dimension.has_value() && how.sizes.empty() && microbatches_ > 1;
+  }
+  std::vector<Value> cut(const Value& value, const Split& how, const std::string& what, Rows& rows) const;
+  void split_keywords(StepInputs& inputs, const ValueDict& keywords, Rows& rows) const;
   void weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const;
 
   const PipelineOptions& options_;

@@ -46,8 +46,10 @@ TiedParameters::TiedParameters(World& world, const std::vector<Stage>& stages, c
       const RankId rank = placement.rank_of(StageId(stage));
       if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
       if (rank != world.rank()) continue;
-      for (const Stage& here : stages) {
+      for (std::size_t place = 0; place < stages.size(); ++place) {
+        const Stage& here = stages[place];
         if (here.index().value != stage) continue;
+        places_.push_back(place);
         const at::Tensor& tensor = *find_parameter(here, tie.parameter);
         const bool is_known = std::any_of(own.tensors.begin(), own.tensors.end(),
                                           [&](const at::Tensor& other) { return other.is_same(tensor); });
@@ -87,6 +89,16 @@ TiedParameters::Aside TiedParameters::set_aside() {
     }
   }
   return aside;
+}
+
+std::vector<at::Tensor> TiedParameters::tensors() const {
+  std::vector<at::Tensor> all;
+  for (const Shared& shared : shared_) all.insert(all.end(), shared.tensors.begin(), shared.tensors.end());
+  return all;
+}
+
+bool TiedParameters::any_in(const std::vector<bool>& stages) const {
+  return std::any_of(places_.begin(), places_.end(), [&](std::size_t place) { return stages[place]; });
 }
 
 void TiedParameters::sum() {

@@ -22,7 +22,7 @@ class TiedParameters {
   /// All become what the first stage of the tie has.
   void make_equal();
 
-  /// While it lives, what earlier steps have left in the gradients is out of the way; it is added again at the end.
+  /// Moves what earlier steps have left in the gradients aside, and adds it back on destruction.
   class Aside {
    public:
     Aside() = default;
@@ -42,12 +42,18 @@ class TiedParameters {
   /// The gradients of this step, the same bits on all ranks.
   void sum();
 
+  /// Those of this rank.
+  [[nodiscard]] std::vector<at::Tensor> tensors() const;
+  /// Whether one of these stages of the rank, by place, has a tied parameter.
+  [[nodiscard]] bool any_in(const std::vector<bool>& stages) const;
+
  private:
   struct Shared {
     std::unique_ptr<Group> group;     // null: all on one rank
     std::vector<at::Tensor> tensors;  // of this rank, each once
   };
-  std::vector<Shared> shared_;  // those that this rank has a part of
+  std::vector<Shared> shared_;       // those that this rank has a part of
+  std::vector<std::size_t> places_;  // of the stages that have them
 };
 
 }  // namespace stagecraft

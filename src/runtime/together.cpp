@@ -8,21 +8,27 @@
 
 namespace stagecraft {
 
-void together(World& world, const std::function<void()>& work) {
+void together(World& world, const std::function<void()>& work, const std::function<void()>& on_failure) {
   std::exception_ptr own;
-  const auto abort = [&](const std::string& what) {
+  const auto abort_saying = [&](const std::string& text) {
     own = std::current_exception();
-    world.transport().abort({world.world_rank(), world.name() + ": " + what});
+    world.transport().abort({world.world_rank(), text});
   };
+  const auto abort = [&](const std::string& what) { abort_saying(world.name() + ": " + what); };
   try {
     work();
   } catch (const AbortedError&) {
     own = std::current_exception();
+  } catch (const StepError& error) {
+    abort_saying(error.what());  // it says who it is
   } catch (const c10::Error& error) {
     abort(error.what_without_backtrace());
   } catch (const std::exception& error) {
     abort(error.what());
+  } catch (...) {
+    abort(kUnknownException);
   }
+  if (own && on_failure) on_failure();
   std::optional<Failure> failure;
   try {
     failure = world.transport().settle(world.timeout());

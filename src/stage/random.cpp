@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace stagecraft {
@@ -40,6 +41,11 @@ namespace {
 constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local RandomScope* innermost = nullptr;
+
+// Stage 3, the layer at position 3 and a layer called "3" have streams of their own.
+constexpr std::uint64_t kStages = 1;
+constexpr std::uint64_t kPositions = 2;
+constexpr std::uint64_t kNames = 3;
 
 std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
   // splitmix64: neighbouring values give unrelated streams.
@@ -126,13 +132,17 @@ void install_once() {
 
 RandomScope::Streams* RandomScope::current() {
   if (innermost == nullptr) return nullptr;
-  if (!innermost->streams_) innermost->streams_.reset(new Streams{innermost->seed_, {}});
-  return innermost->streams_.get();
+  auto& all = innermost->streams_;
+  const auto known =
+      std::find_if(all.begin(), all.end(), [](const auto& own) { return own.first == innermost->layer_; });
+  if (known != all.end()) return known->second.get();
+  std::unique_ptr<Streams> made(new Streams{mix(innermost->seed_, innermost->layer_), {}});
+  return all.emplace_back(innermost->layer_, std::move(made)).second.get();
 }
 
 RandomScope::RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microbatch, std::uint64_t step)
-    : seed_(mix(mix(mix(seed, step), static_cast<std::uint64_t>(stage.value)),
-                static_cast<std::uint64_t>(microbatch.value))),
+    : seed_(mix(mix(seed, step), static_cast<std::uint64_t>(microbatch.value))),
+      layer_(mix(kStages, static_cast<std::uint64_t>(stage.value))),
       outer_(innermost),
       was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
   install_once();
@@ -143,6 +153,22 @@ RandomScope::RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microba
 RandomScope::~RandomScope() {
   innermost = outer_;
   c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
+}
+
+RandomLayer::RandomLayer(std::int64_t position) : scope_(innermost) {
+  if (scope_ == nullptr) return;
+  before_ = std::exchange(scope_->layer_, mix(kPositions, static_cast<std::uint64_t>(position)));
+}
+
+RandomLayer::RandomLayer(std::string_view name) : scope_(innermost) {
+  if (scope_ == nullptr) return;
+  std::uint64_t key = kNames;
+  for (const char letter : name) key = mix(key, static_cast<unsigned char>(letter));
+  before_ = std::exchange(scope_->layer_, key);
+}
+
+RandomLayer::~RandomLayer() {
+  if (scope_ != nullptr) scope_->layer_ = before_;
 }
 
 }  // namespace stagecraft

@@ -1,6 +1,7 @@
 #include "stagecraft/stage/stage.h"
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/fingerprint.h"
 
 namespace stagecraft {
 namespace {
@@ -22,6 +23,19 @@ class Visit {
 
 Whereabouts whereabouts() { return here; }
 
+std::string fingerprint_of(const NamedTensors& tensors) {
+  Fingerprint fingerprint;
+  std::int64_t numbers = 0;
+  for (const auto& [name, tensor] : tensors) {
+    fingerprint.add(name);
+    if (!tensor.defined()) continue;
+    fingerprint.add(TensorSpec::of(tensor).text());
+    fingerprint.add(std::uint64_t{tensor.requires_grad()});
+    numbers += tensor.numel();
+  }
+  return std::to_string(numbers) + " numbers, " + fingerprint.text();
+}
+
 const at::Tensor& StageCall::tensor(std::size_t argument) const {
   if (argument >= arguments.size()) {
     throw InvalidArgument("stage " + std::to_string(stage.value) + " takes argument " + std::to_string(argument) +
@@ -33,6 +47,13 @@ const at::Tensor& StageCall::tensor(std::size_t argument) const {
                           ": a tensor was expected, got " + arguments[argument].kind());
   }
   return arguments[argument].tensor();
+}
+
+void StageCall::require_at_most(std::size_t count) const {
+  if (arguments.size() <= count) return;
+  throw InvalidArgument("stage " + std::to_string(stage.value) + " got " + std::to_string(arguments.size()) +
+                        " arguments, but its module takes " + std::to_string(count) +
+                        ": give it as many, or make the stage with a callable that uses all of them");
 }
 
 Value StageCall::keyword(std::string_view name) const {

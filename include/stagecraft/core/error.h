@@ -9,6 +9,9 @@
 /// and the remedy, on one line.
 namespace stagecraft {
 
+/// What is said of an exception that is not a std::exception.
+inline constexpr const char* kUnknownException = "an exception of unknown type (not a std::exception)";
+
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -18,9 +18,10 @@ namespace stagecraft {
 class Averager {
  public:
   /// `peers` has one member per replica. `order`: places in `stages`, in the order in which they will be started: a
-  /// parameter of several of them is averaged with the last. Gradients smaller than a bucket travel together.
+  /// parameter of several of them is averaged with the last. Gradients smaller than a bucket travel together. `tied`:
+  /// parameters that are averaged by `average_tied`, not with their stages.
   Averager(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
-           std::int64_t bucket_bytes, at::Device device);
+           std::int64_t bucket_bytes, at::Device device, const std::vector<at::Tensor>& tied = {});
   ~Averager();
   Averager(const Averager&) = delete;
   Averager& operator=(const Averager&) = delete;
@@ -35,6 +36,8 @@ class Averager {
   void start(std::size_t stage);
   /// Waits for all that were started, and throws what went wrong.
   void finish();
+  /// Averages the gradients of the tied parameters, all at once, when nothing else is under way. On all replicas alike.
+  void average_tied();
   /// After a failure elsewhere: waits until the thread is at rest, and forgets.
   void cancel();
 

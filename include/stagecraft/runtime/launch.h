@@ -41,8 +41,8 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
 
 /// The body of `main`: runs the program on the ranks of the world that `options` and the command line ask for, and
 /// prints a failure to stderr. Returns the exit code: 0, or after a failure on any rank 2 if it was of what the program
-/// was given (InvalidArgument, FileError), else 1; a process that another one's failure has ended returns 1. The command
-/// line keeps its flags; those that begin with --stagecraft- are for this function.
+/// was given (InvalidArgument, FileError), else 1; a process that another one's failure has ended returns 1. The
+/// command line keeps its flags; those that begin with --stagecraft- are for this function.
 int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program);
 
 }  // namespace stagecraft

@@ -23,12 +23,19 @@ namespace stagecraft {
 using LossFunction = std::function<at::Tensor(const Value& output, const Value& target, const ValueDict& keywords)>;
 
 enum class LossScale {
-  /// The loss function averages over the rows of its microbatch: gradients are those of the average over the whole
-  /// batch.
+  /// The loss function averages over the rows of its microbatch, or over what `loss_weight` counts: gradients are those
+  /// of the average over the whole batch.
   kMean,
   /// The loss function adds up rows: gradients are those of the sum.
   kSum,
 };
+
+/// How much a microbatch counts in the loss of the batch, from its target: at least 0. One that counts 0 has no loss
+/// and gives gradients of 0; the loss function is not called for it.
+using LossWeight = std::function<double(const Value& target)>;
+/// Counts the targets that are not `ignored`: for a loss that averages over these, such as cross_entropy with its
+/// ignore_index.
+LossWeight counted_targets(std::int64_t ignored = -100);
 
 /// One action about to run; see `Pipeline::on`.
 class ActionContext {
@@ -66,6 +73,10 @@ struct PipelineOptions {
   /// Needed for training; evaluation does without.
   LossFunction loss = {};
   LossScale loss_scale = LossScale::kMean;
+  /// With kMean: over how much the loss function has averaged. Unless given, its target's rows. Weights are known
+  /// before the first backward, and those of all microbatches and replicas count: the loss and gradients are those of
+  /// the whole batch, however it is cut.
+  LossWeight loss_weight = {};
   /// Skip connections and the like; stages without edges take what the stage before returns.
   std::vector<Edge> edges = {};
   /// Their gradients are summed at the end of every step.
@@ -109,8 +120,8 @@ class StepResult {
   Value output;
 
   [[nodiscard]] bool has_loss() const { return !losses.empty(); }
-  /// Of the whole batch; with replicas and without `broadcast_loss`, of this one's share. Throws InvalidArgument on a
-  /// rank that does not have it.
+  /// Of the whole batch; with replicas and without `broadcast_loss`, of this one's share. NaN when no microbatch
+  /// counts, as a mean over nothing is. Throws InvalidArgument on a rank that does not have it.
   [[nodiscard]] double loss() const;
 };
 

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "stagecraft/stage/random.h"
 #include "stagecraft/stage/stage.h"
 
 /// Stages from `torch::nn` modules.
@@ -38,12 +39,28 @@ void convert(const std::tuple<Parts...>& parts, Value& value) {
 template <typename Module, typename Owner, typename Result, typename... Arguments>
 Stage::Forward call_with_tensors(std::shared_ptr<Module> module, Result (Owner::*forward)(Arguments...)) {
   return [module = std::move(module), forward](const StageCall& call) {
+    call.require_at_most(sizeof...(Arguments));
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       Value result;
       convert(((*module).*forward)(call.tensor(I)...), result);
       return result;
     }
     (std::index_sequence_for<Arguments...>());
+  };
+}
+
+/// Calls the layers one after the other; from `first_layer` on they draw random numbers by position, unless it is -1.
+inline Stage::Forward call_layers(std::shared_ptr<torch::nn::SequentialImpl> layers, std::int64_t first_layer) {
+  return [layers = std::move(layers), first_layer](const StageCall& call) -> Value {
+    call.require_at_most(1);
+    if (first_layer < 0 || layers->is_empty()) return layers->forward(call.tensor(0));
+    torch::nn::AnyValue value(call.tensor(0));
+    std::int64_t position = first_layer;
+    for (auto layer = layers->begin(); layer != layers->end(); ++layer) {
+      const RandomLayer random(position++);
+      value = layer->any_forward(std::move(value));
+    }
+    return value.get<at::Tensor>();
   };
 }
 
@@ -85,9 +102,8 @@ requires std::is_base_of_v<torch::nn::Module, Module> Stage make_stage(int index
                                                                        StageOptions options = {},
                                                                        const std::string& prefix = {}) {
   if constexpr (std::is_same_v<Module, torch::nn::SequentialImpl>) {
-    return make_stage(
-        index, module, [module](const StageCall& call) { return Value(module->forward(call.tensor(0))); },
-        std::move(options), prefix);
+    Stage::Forward forward = detail::call_layers(module, options.first_layer);
+    return make_stage(index, module, std::move(forward), std::move(options), prefix);
   } else {
     return make_stage(index, module, detail::call_with_tensors(module, &Module::forward), std::move(options), prefix);
   }

@@ -24,6 +24,8 @@ struct StageCall {
 
   /// Throws InvalidArgument when there are fewer arguments, or when it is not a tensor.
   [[nodiscard]] const at::Tensor& tensor(std::size_t argument) const;
+  /// Throws InvalidArgument when there are more: a module would lose the rest in silence.
+  void require_at_most(std::size_t count) const;
   /// The keyword's value; none when it was not given.
   [[nodiscard]] Value keyword(std::string_view name) const;
 };
@@ -37,6 +39,8 @@ struct Whereabouts {
 Whereabouts whereabouts();
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+/// Names, types, shapes and whether they are trained: "96 numbers, hash 1f2e".
+std::string fingerprint_of(const NamedTensors& tensors);
 
 struct StageOptions {
   /// Run the whole backward in the input part; for stages whose graph must not be walked twice.
@@ -47,8 +51,7 @@ struct StageOptions {
   /// microbatch. Empty: anything goes.
   std::vector<TensorSpec> inputs = {};
   std::vector<TensorSpec> outputs = {};
-  /// Added to the loss, each stage its own: a scalar made from the outputs, weighted like the loss (evenly on a rank
-  /// that has neither the first stage nor the last and so does not know the rows).
+  /// Added to the loss, each stage its own: a scalar made from the outputs, weighted like the loss.
   std::function<at::Tensor(const Value& output)> auxiliary_loss = {};
   /// For layers that compute weight gradients themselves: called right after the autograd backward of a microbatch, it
   /// returns the work that the weight part (or the full backward, at once) runs.
@@ -58,6 +61,11 @@ struct StageOptions {
   /// Further names of parameters, each with the one that the stage knows it by, as a model has that uses one weight in
   /// two places: checkpoints have it under all of them, and want one.
   std::vector<std::pair<std::string, std::string>> other_names = {};
+  /// Of a Sequential: the position of its first layer in the whole model. Each layer then draws its own random numbers,
+  /// the same however the model is cut (see RandomLayer). -1: they are those of the stage.
+  std::int64_t first_layer = -1;
+  /// What the stage was cut from and how, in a few words; ranks compare it before the first step. Empty: unknown.
+  std::string origin = {};
 };
 
 /// Any callable with parameters. Moves; the tensors inside are shared with whoever made them.

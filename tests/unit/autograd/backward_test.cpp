@@ -376,6 +376,36 @@ TEST(Backward, LeafThatBecomesAnInputIsNoWeightAnyMore) {
   }
 }
 
+/// As many outputs as it is told to make, of two inputs: its node has one edge more than it has inputs, or fewer.
+struct Copies : torch::autograd::Function<Copies> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor& w,
+                                                std::int64_t count) {
+    torch::autograd::variable_list copies;
+    for (std::int64_t i = 0; i < count; ++i) copies.push_back(x * 1.0 + w * 1.0);
+    return copies;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    Tensor sum = gradients[0];
+    for (std::size_t i = 1; i < gradients.size(); ++i) sum = sum + gradients[i];
+    return {sum, sum, Tensor()};
+  }
+};
+
+TEST(Backward, GraphsThatDifferInWhatArrivesAtAForkAreNotTakenForOneAnother) {
+  BackwardPlanner planner;
+  for (const std::int64_t count : {2, 3, 1, 4}) {
+    const Tensor x = input({3, 4}), w = weight({3, 4});
+    const auto copies = Copies::apply(x, w, count);
+    Backward backward(copies, Tensors{x});
+    const Tensors gradients(static_cast<std::size_t>(count), at::ones({3, 4}, doubles()));
+    const Tensors back = backward.input_part(gradients, planner);
+    backward.weight_part();
+    EXPECT_TRUE(back[0].equal(at::full({3, 4}, count, doubles())));
+    EXPECT_TRUE(w.grad().equal(at::full({3, 4}, count, doubles()))) << count << " outputs";
+  }
+}
+
 TEST(Backward, InputPartReleasesWhatTheWeightPartDoesNotNeed) {
   const Tensor w = weight({4, 4});
   const Tensor x = input({3, 4});

@@ -1,5 +1,6 @@
 // What can go wrong in a pipeline: the same error on every rank, no hang, and the next step works.
 
+#include <atomic>
 #include <thread>
 
 #include "pipeline_testing.h"
@@ -46,7 +47,7 @@ TEST(PipelineErrors, SetUp) {
       HasSubstr("to a later one"));
 }
 
-TEST(PipelineErrors, RanksThatDoNotMeanTheSamePipeline) {
+TEST(PipelineErrors, RanksWithDifferentOptions) {
   const auto said = [](const std::function<void(World&, PipelineOptions&, StageOptions&)>& change) {
     Sayings sayings;
     run_ranks(quick(3), [&](World& world) {
@@ -74,11 +75,64 @@ TEST(PipelineErrors, RanksThatDoNotMeanTheSamePipeline) {
                 if (world.rank().value == 1) options.broadcast_loss = true;
               }),
               HasSubstr("rank 1 has broadcast_loss 'on', the others have 'off'"));
+  using Change = std::function<void(PipelineOptions&)>;
+  const std::vector<std::pair<std::string, Change>> changes = {
+      {"ties",
+       [](PipelineOptions& options) {
+         options.ties = {{"0.weight", {0, 1}}};
+       }},
+      {"loss_scale", [](PipelineOptions& options) { options.loss_scale = LossScale::kSum; }},
+      {"loss_weight", [](PipelineOptions& options) { options.loss_weight = counted_targets(); }},
+      {"seed", [](PipelineOptions& options) { options.seed = 3; }},
+      {"argument_splits", [](PipelineOptions& options) { options.argument_splits = {Split::along(1)}; }},
+      {"keyword_splits", [](PipelineOptions& options) { options.keyword_splits["mask"] = Split::replicate(); }},
+      {"target_split",
+       [](PipelineOptions& options) {
+         options.target_split = Split::into({1, 1, 1, 3});
+       }},
+      {"bucket_bytes", [](PipelineOptions& options) { options.bucket_bytes = 8; }},
+      {"edges", [](PipelineOptions& options) { options.edges = {{.from = 0, .output = 0, .to = 1, .argument = 0}}; }},
+  };
+  for (const auto& [topic, change] : changes) {
+    EXPECT_THAT(said([&](World& world, PipelineOptions& options, StageOptions&) {
+                  if (world.rank().value == 1) change(options);
+                }),
+                HasSubstr("rank 1 has " + topic + " '"));
+  }
   EXPECT_THAT(said([](World& world, PipelineOptions&, StageOptions& stage) {
                 stage.inputs = {{{2, 4}, at::kFloat}};
                 stage.outputs = {{{2, 4}, world.rank().value == 1 ? at::kDouble : at::kFloat}};
               }),
               HasSubstr("stage 1 on rank 1 gives Double [2, 4], but stage 2 on rank 2 takes Float [2, 4]"));
+}
+
+TEST(PipelineErrors, RanksWithDifferentModels) {
+  Sayings sayings;
+  run_ranks(quick(2), [&](World& world) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < (world.is_first() ? 4 : 6); ++i) model->push_back(torch::nn::Linear(4, 4));
+    sayings.add(world.rank(), message_of([&] { Pipeline(world, split(model, world), {.microbatches = 2}); }));
+  });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_THAT(sayings.of(r), AllOf(HasSubstr("rank 1 has model 'a Sequential of 6 layers cut into [3, 3]"),
+                                     HasSubstr("the others have 'a Sequential of 4 layers cut into [2, 2]")));
+  }
+}
+
+TEST(PipelineErrors, RanksThatTieDifferentParameters) {
+  Sayings sayings;
+  run_ranks(quick(2), [&](World& world) {
+    const Tensor weight = at::randn({4, 4}).set_requires_grad(world.is_first());
+    Stage stage(
+        world.rank().value, [=](const StageCall& call) { return Value(at::matmul(call.tensor(0), weight)); },
+        NamedTensors{{"weight", weight}});
+    sayings.add(world.rank(), message_of([&] {
+                  Pipeline(world, {std::move(stage)}, {.microbatches = 2, .ties = {{"weight", {0, 1}}}});
+                }));
+  });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_THAT(sayings.of(r), HasSubstr("rank 1 has tied parameter weight 'Float [4, 4], frozen'"));
+  }
 }
 
 /// Runs a step that fails, tells what each rank said, and sees that the next step works.
@@ -157,6 +211,44 @@ TEST(PipelineErrors, AThrowingModuleOnAnyStage) {
   }
 }
 
+TEST(PipelineErrors, AnExceptionOfAnyType) {
+  Failing failing;
+  failing.in_forward = [=](const StageCall& call, bool fail) {
+    if (fail && call.stage == StageId(1) && call.microbatch == MicrobatchId(1)) throw 7;
+  };
+  failing.expect_on_every_rank("action 1F1 (stage 1, microbatch 1): an exception of unknown type");
+
+  Failing in_overlap;  // before any action has begun
+  in_overlap.prepare = [](Pipeline& pipeline, World& world, bool fail) {
+    if (!world.is_first()) return;
+    pipeline.on(ActionKind::kUnshard, fail ? [](const ActionContext&) { throw "no std::exception either"; }
+                                           : std::function<void(const ActionContext&)>());
+  };
+  in_overlap.expect_on_every_rank("an exception of unknown type");
+}
+
+TEST(PipelineErrors, TheFirstStepMayFailWhileOthersStillMakeThePipeline) {
+  // Replicas get their weights from replica 0, which does not wait for them.
+  std::atomic<int> failures = 0;
+  run_ranks({.ranks = 1, .replicas = 3, .timeout = std::chrono::seconds(20)}, [&](World& world) {
+    bool fail = true;
+    const Tensor weight = at::randn({300, 300}).set_requires_grad(true);
+    Stage stage(
+        0,
+        [&](const StageCall& call) {
+          if (fail && world.replica() == 0) throw std::runtime_error("at once");
+          return Value(at::matmul(call.tensor(0), weight));
+        },
+        NamedTensors{{"weight", weight}});
+    Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 1, .loss = mean_square});
+    const Tensor x = at::randn({2, 300});
+    failures += message_of([&] { pipeline.step({x}, {.target = x}); }).find("at once") != std::string::npos ? 1 : 0;
+    fail = false;
+    pipeline.step({x}, {.target = x});
+  });
+  EXPECT_EQ(failures, 3);
+}
+
 TEST(PipelineErrors, CollectivesStayInStepAfterwards) {
   // When the first rank fails at its very end, the others are waiting for the loss already, or have it.
   Failing failing;
@@ -205,6 +297,69 @@ TEST(PipelineErrors, WrongShapesTypesRowsAndTargets) {
   Failing loss;
   loss.target = [](bool fail) { return Value(at::randn({6, fail ? 3 : 4})); };
   loss.expect_on_every_rank("stage 2");
+
+  Failing fewer;  // one row of target per microbatch would be broadcast over two of output
+  fewer.target = [](bool fail) { return Value(at::randn({fail ? 3 : 6, 4})); };
+  fewer.expect_on_every_rank("microbatch 0 has 2 rows of input, but 1 of target");
+  fewer.ranks = 1;
+  fewer.expect_on_every_rank("target has 3 rows, but argument 0 has 6");
+}
+
+TEST(PipelineErrors, ArgumentsAndKeywordsOfDifferentRows) {
+  run_ranks(quick(1), [](World& world) {
+    auto linear = torch::nn::Linear(4, 4);
+    const auto forward = [linear](const StageCall& call) mutable -> Value {
+      const Value scale = call.keyword("scale");
+      const Tensor y = linear(call.tensor(0) + call.tensor(1));
+      return scale.is_none() ? y : y * scale.tensor();
+    };
+    Pipeline pipeline(world, {make_stage(0, linear.ptr(), forward)}, {.microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({4, 4});
+    pipeline.step({x, x}, {.target = x, .keywords = {{"scale", at::ones({4, 1})}}});
+    EXPECT_THAT(message_of([&] {
+                  pipeline.step({x, at::randn({2, 4})}, {.target = x});
+                }),
+                HasSubstr("argument 1 has 2 rows, but argument 0 has 4"));
+    EXPECT_THAT(message_of([&] {
+                  pipeline.step({x, x}, {.target = x, .keywords = {{"scale", at::ones({2, 1})}}});
+                }),
+                AllOf(HasSubstr("keyword 'scale' has 2 rows"), HasSubstr("Split::replicate")));
+  });
+}
+
+TEST(PipelineErrors, ALossThatTrainsNothing) {
+  std::atomic<bool> detaches = false;
+  run_ranks(quick(2), [&](World& world) {
+    Pipeline pipeline(world, {stage_for(world)},
+                      {.microbatches = 2, .loss = [&](const Value& output, const Value& target, const ValueDict&) {
+                         const Tensor y = output.tensor();
+                         return ((detaches ? y.detach() : y) - target.tensor()).pow(2).mean();
+                       }});
+    const Tensor x = at::randn({4, 4});
+    pipeline.step({x}, {.target = x});
+    world.everyone().barrier();
+    detaches = true;
+    EXPECT_THAT(message_of([&] { pipeline.step({x}, {.target = x}); }),
+                HasSubstr("does not depend on any parameter that is trained"));
+    EXPECT_EQ(pipeline.eval({x}, {.target = x}).has_loss(), world.is_last());
+  });
+}
+
+TEST(PipelineErrors, AModuleThatWouldLoseArguments) {
+  run_ranks(quick(1), [](World& world) {
+    const Tensor x = at::randn({4, 4});
+    Pipeline sequential(world, {make_stage(0, layer())}, {.microbatches = 2, .loss = mean_square});
+    EXPECT_THAT(message_of([&] {
+                  sequential.step({x, x}, {.target = x});
+                }),
+                HasSubstr("stage 0 got 2 arguments, but its module takes 1"));
+    Pipeline module(world, {make_stage(0, torch::nn::Bilinear(4, 4, 4))}, {.microbatches = 2, .loss = mean_square});
+    module.step({x, x}, {.target = x});
+    EXPECT_THAT(message_of([&] {
+                  module.step({x, x, x}, {.target = x});
+                }),
+                HasSubstr("stage 0 got 3 arguments, but its module takes 2"));
+  });
 }
 
 TEST(PipelineErrors, InPlaceOnAnInputIsRefusedUnlessCopied) {
@@ -224,8 +379,32 @@ TEST(PipelineErrors, InPlaceOnAnInputIsRefusedUnlessCopied) {
       const Tensor x = at::randn({4, 4});
       const std::string said = message_of([&] { pipeline.step({x}, {.target = x}); });
       EXPECT_THAT(said, HasSubstr(copies ? "nothing was thrown" : "in-place")) << "on rank " << world.rank().value;
+      if (!copies) {
+        EXPECT_THAT(said, HasSubstr("set copy_inputs in its StageOptions"));
+      }
     });
   }
+}
+
+TEST(PipelineErrors, CopiedInputsAreTheStagesOwnOnTheFirstStageToo) {
+  run_ranks(quick(1), [](World& world) {
+    auto linear = torch::nn::Linear(4, 4);
+    Stage stage = make_stage(0, linear.ptr(),
+                             [linear](const StageCall& call) mutable -> Value {
+                               Tensor x = call.tensor(0);
+                               Tensor scale = call.keyword("scale").tensor();
+                               return linear(x.mul_(2) * scale.mul_(3));
+                             },
+                             {.copy_inputs = true});
+    Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({4, 4}), scale = at::rand({4, 1}).set_requires_grad(true);
+    const Tensor x_before = x.clone(), scale_before = scale.detach().clone();
+    const double first = pipeline.step({x}, {.target = x_before, .keywords = {{"scale", scale}}}).loss();
+    EXPECT_EQ(pipeline.step({x}, {.target = x_before, .keywords = {{"scale", scale}}}).loss(), first);
+    EXPECT_TRUE(x.equal(x_before));
+    EXPECT_TRUE(scale.equal(scale_before));
+    EXPECT_TRUE(scale.grad().defined());
+  });
 }
 
 TEST(PipelineErrors, ALossThatIsNotOneNumber) {

@@ -1,6 +1,7 @@
 // What a user can ask of a pipeline.
 
 #include "pipeline_testing.h"
+#include "stagecraft/stage/packing.h"
 
 namespace stagecraft {
 namespace {
@@ -321,6 +322,72 @@ TEST(Pipeline, EdgesWithoutGradientAndOneOutputForSeveralStages) {
     const Tensor u = x.detach().requires_grad_(true);
     ((u * 2) * (u * 3).detach() * (u * 3)).pow(2).mean().backward();
     EXPECT_TRUE(at::allclose(x.grad(), u.grad()));
+  });
+}
+
+TEST(Pipeline, GradientsOfAValueWithManyUsesAddUpInTheOrderOfOneDevice) {
+  // Stage 0 makes a value that every later stage uses twice. Numbers of very different size tell one order from
+  // another.
+  constexpr int kStages = 4;
+  const auto use = [](const Tensor& x, const Tensor& shared, int stage) {
+    return x + shared * std::pow(10.0, 3 * stage) / 3 + shared.pow(2) * std::pow(0.1, 2 * stage) / 7;
+  };
+  torch::manual_seed(3);
+  const Tensor start = at::randn({4, 5}), target = at::randn({4, 5});
+  const Tensor alone = at::randn({5, 5}).set_requires_grad(true);
+  const Tensor first = alone.detach().clone();
+  for (int m = 0; m < 2; ++m) {
+    const Tensor shared = at::matmul(start.narrow(0, 2 * m, 2), alone);
+    Tensor x = shared * 0.5;
+    for (int stage = 1; stage < kStages; ++stage) x = use(x, shared, stage);
+    ((x - target.narrow(0, 2 * m, 2)).pow(2).mean() * 0.5).backward();
+  }
+  for (const char* schedule : {"1F1B", "ZB-H1"}) {
+    run_ranks(quick(kStages), [&](World& world) {
+      const int index = world.rank().value;
+      const Tensor w = first.clone().set_requires_grad(true);
+      Stage stage(
+          index,
+          [&](const StageCall& call) -> Value {
+            if (index > 0) return use(call.tensor(0), call.tensor(1), index);
+            const Tensor shared = at::matmul(call.tensor(0), w);
+            return ValueList{shared * 0.5, shared};
+          },
+          index == 0 ? NamedTensors{{"w", w}} : NamedTensors{});
+      std::vector<Edge> edges;
+      for (int to = 1; to < kStages; ++to) {
+        edges.push_back({.from = to - 1, .output = 0, .to = to, .argument = 0});
+        edges.push_back({.from = 0, .output = 1, .to = to, .argument = 1});
+      }
+      Pipeline pipeline(world, {std::move(stage)},
+                        {.schedule = schedule, .microbatches = 2, .loss = mean_square, .edges = edges});
+      pipeline.step({start}, {.target = target});
+      if (index == 0) {
+        EXPECT_TRUE(w.grad().equal(alone.grad())) << (w.grad() - alone.grad()).abs().max();
+      }
+    });
+  }
+}
+
+TEST(Pipeline, AReplacedSendLeavesNothingForTheNextStep) {
+  run_ranks(quick(2), [](World& world) {
+    Pipeline pipeline(world, {stage_for(world)}, {.schedule = "GPipe", .microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({4, 4});
+    bool replaces = true;
+    const Tensor made_up = at::randn({2, 4});
+    pipeline.on(ActionKind::kSendForward, [&](const ActionContext& action) {
+      if (!replaces) return action.run();
+      const Action& own = action.action();
+      world.transport().send(RankId(1), {Channel::kForward, StageId(0), StageId(1), own.microbatch()},
+                             pack({ValueList{made_up.detach().set_requires_grad(true)}, std::int64_t{2}}));
+    });
+    pipeline.step({x}, {.target = x});
+    replaces = false;
+    const StepResult result = pipeline.step({x}, {.target = x, .return_outputs = true});
+    const StepResult expected = pipeline.eval({x}, {.target = x});
+    if (world.is_last()) {
+      EXPECT_TRUE(result.output.tensor().equal(expected.output.tensor()));
+    }
   });
 }
 

@@ -30,6 +30,16 @@ inline Stage stage_for(const World& world, StageOptions options = {}) {
   return make_stage(world.rank().value, layer(), std::move(options));
 }
 
+/// The same on all ranks, whatever others draw meanwhile.
+inline Tensor numbers(const std::vector<std::int64_t>& sizes, double phase) {
+  return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.7 + phase).sin().view(sizes);
+}
+
+inline void expect_close(const Tensor& got, const Tensor& expected) {
+  ASSERT_TRUE(got.defined() && expected.defined());
+  EXPECT_LT((got - expected).abs().max().item<double>(), 1e-13);
+}
+
 inline LaunchOptions quick(int ranks) { return {.ranks = ranks, .timeout = std::chrono::seconds(20)}; }
 
 /// What each rank said.

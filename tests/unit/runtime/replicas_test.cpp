@@ -1,5 +1,7 @@
 // A pipeline on several replicas: what is averaged, when, and what happens when replicas do not agree.
 
+#include <thread>
+
 #include "pipeline_testing.h"
 #include "stagecraft/transport/local.h"
 
@@ -12,21 +14,11 @@ LaunchOptions replicas(int count, int ranks = 1) {
   return {.ranks = ranks, .replicas = count, .threads_per_rank = 1, .timeout = std::chrono::seconds(20)};
 }
 
-/// The same on all ranks, whatever others draw meanwhile.
-at::Tensor numbers(const std::vector<std::int64_t>& sizes, double seed) {
-  return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.7 + seed).sin().view(sizes);
-}
-
 at::Tensor weight(double seed) { return numbers({4, 4}, seed).set_requires_grad(true); }
 
 Stage linear(int stage, const at::Tensor& weight, const std::string& name = "weight") {
   return {stage, [weight](const StageCall& call) { return Value(at::tanh(at::matmul(call.tensor(0), weight))); },
           NamedTensors{{name, weight}}};
-}
-
-void expect_close(const at::Tensor& got, const at::Tensor& expected) {
-  ASSERT_TRUE(got.defined() && expected.defined());
-  EXPECT_LT((got - expected).abs().max().item<double>(), 1e-13);
 }
 
 at::Tensor gradient_on_one_device(const at::Tensor& x, const at::Tensor& y, LossScale scale = LossScale::kMean) {
@@ -216,6 +208,53 @@ TEST(Replicas, AHandlerMayPutAveragingOffToALaterStep) {
     EXPECT_TRUE(std::none_of(pipeline.timeline().begin(), pipeline.timeline().end(),
                              [](const Span& span) { return span.beside; }));
   });
+}
+
+TEST(Replicas, TiedParametersAddUpOverStepsBeforeTheyAreAveraged) {
+  // Both stages have one weight; the averaging of the first two steps is put off to the third.
+  const auto batch = [](int step) { return std::pair(numbers({6, 4}, step), numbers({6, 4}, step + 0.5)); };
+  const at::Tensor alone = weight(0);
+  for (int step = 0; step < 3; ++step) {
+    const auto [x, y] = batch(step);
+    (at::tanh(at::matmul(at::tanh(at::matmul(x, alone)), alone)) - y).pow(2).mean().backward();
+  }
+  for (const char* schedule : {"1F1B", "ZB-H1"}) {
+    std::mutex mutex;
+    std::vector<at::Tensor> gradients;
+    run_ranks(replicas(2, 2), [&](World& world) {
+      const at::Tensor w = weight(world.replica());
+      Pipeline pipeline(world, {linear(world.rank().value, w)},
+                        {.schedule = schedule, .microbatches = 2, .loss = mean_square, .ties = {{"weight", {0, 1}}}});
+      bool reduces = false;
+      pipeline.on(ActionKind::kReduceGrad, [&](const ActionContext& action) {
+        if (reduces) action.run();
+      });
+      for (int step = 0; step < 3; ++step) {
+        reduces = step == 2;
+        const auto [x, y] = batch(step);
+        pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+      }
+      expect_close(w.grad(), alone.grad());
+      const std::lock_guard lock(mutex);
+      gradients.push_back(w.grad());
+    });
+    for (const at::Tensor& gradient : gradients) EXPECT_TRUE(gradient.equal(gradients.front()));
+  }
+}
+
+TEST(Replicas, RanksThatCountThemDifferentlyAreRefused) {
+  LocalFabric fabric(2);
+  std::vector<std::string> said(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      World world(fabric.connect(RankId(r)), at::kCPU, std::chrono::seconds(20), r + 1);
+      const at::Tensor w = weight(0);
+      said[static_cast<std::size_t>(r)] = message_of([&] { Pipeline(world, {linear(0, w)}, {.microbatches = 1}); });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : said) EXPECT_THAT(text, HasSubstr("start all ranks with the same number"));
 }
 
 TEST(Replicas, AParameterThatThawsLaterIsAveragedToo) {

@@ -95,6 +95,25 @@ TEST(Split, CutStagesTrain) {
   });
 }
 
+TEST(Split, DropoutDoesNotDependOnTheCut) {
+  const nn::Sequential model(nn::Linear(4, 4), nn::Dropout(0.5), nn::Linear(4, 4), nn::Dropout(0.5), nn::Linear(4, 4));
+  const Tensor x = at::randn({6, 4});
+  const auto loss_of = [&](int ranks, const SplitOptions& options) {
+    double loss = 0;
+    run_ranks(quick(ranks), [&](World& world) {
+      Pipeline pipeline(world, split(model, world, options), {.microbatches = 3, .loss = mean_square, .seed = 5});
+      const StepResult result = pipeline.step({x}, {.target = x});
+      if (world.is_last()) loss = result.loss();
+    });
+    return loss;
+  };
+  const double whole = loss_of(1, {});
+  EXPECT_EQ(loss_of(2, {}), whole);
+  EXPECT_EQ(loss_of(2, {.layers = {1, 4}}), whole);
+  EXPECT_EQ(loss_of(3, {.cuts = {1, 3}}), whole);
+  EXPECT_EQ(loss_of(5, {}), whole);
+}
+
 TEST(Split, WhatDoesNotFit) {
   const nn::Sequential model = six_layers();
   const auto message = [&](int ranks, const SplitOptions& options) {

@@ -123,6 +123,34 @@ TEST(RandomScope, StreamsDependOnStageMicrobatchAndStepAlone) {
   for (const Tensor& other : got) EXPECT_TRUE(at::equal(other, expected));
 }
 
+TEST(RandomLayer, HasAStreamThatDoesNotDependOnTheStage) {
+  const auto drawn = [](int stage, auto layer) {
+    const RandomScope scope(3, StageId(stage), MicrobatchId(1), 2);
+    const RandomLayer inside(layer);
+    return at::rand({4});
+  };
+  EXPECT_TRUE(drawn(0, std::int64_t{7}).equal(drawn(2, std::int64_t{7})));
+  EXPECT_FALSE(drawn(0, std::int64_t{7}).equal(drawn(0, std::int64_t{8})));
+  EXPECT_TRUE(drawn(0, "block.1").equal(drawn(2, "block.1")));
+  EXPECT_FALSE(drawn(0, "block.1").equal(drawn(0, "block.2")));
+  EXPECT_FALSE(drawn(0, "7").equal(drawn(0, std::int64_t{7})));
+
+  const RandomScope scope(3, StageId(0), MicrobatchId(1), 2);
+  at::Tensor twice;
+  {
+    const RandomLayer inside(std::int64_t{7});
+    twice = at::rand({8});
+  }
+  const RandomScope again(3, StageId(0), MicrobatchId(1), 2);
+  const auto half = [] {
+    const RandomLayer inside(std::int64_t{7});
+    return at::rand({4});
+  };
+  const at::Tensor first = half();
+  at::rand({5});  // of the stage
+  EXPECT_TRUE(at::cat({first, half()}).equal(twice)) << "a layer that is entered again goes on";
+}
+
 TEST(RandomScope, LeavesTheGlobalGeneratorAloneAndNests) {
   torch::manual_seed(5);
   const Tensor expected = at::rand({4});

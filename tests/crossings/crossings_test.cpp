@@ -1,0 +1,484 @@
+// Features met in pairs, triples and more: cases drawn at random, each compared with one device. By itself the program
+// runs ranks as threads; under mpirun, processes.
+//
+//   STAGECRAFT_CROSSINGS_SECONDS  how long to go on (10 unless set)
+//   STAGECRAFT_CROSSINGS_SEED     runs the one case of this seed, as a failure names it
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <numeric>
+#include <optional>
+
+#include "layered_model.h"
+#include "stagecraft/core/clock.h"
+#include "stagecraft/core/random.h"
+#include "support/mpi_world.h"
+#include "support/schedule_names.h"
+#include "support/scratch_folder.h"
+
+namespace stagecraft::crossings {
+namespace {
+
+/// How a model is laid out while it trains.
+struct Layout {
+  std::string schedule;
+  int ranks = 1;
+  int stages_per_rank = 1;
+  int microbatches = 1;
+  int replicas = 1;
+
+  [[nodiscard]] int stages() const { return ranks * stages_per_rank; }
+  [[nodiscard]] std::string text() const {
+    return schedule + " on " + std::to_string(ranks) + " ranks x " + std::to_string(stages_per_rank) + " stages, " +
+           std::to_string(replicas) + " replicas, " + std::to_string(microbatches) + " microbatches each";
+  }
+};
+
+struct Case {
+  std::uint64_t seed = 0;
+  Traits traits;
+  std::vector<Layout> layouts;  ///< One after the other; from one to the next goes a checkpoint.
+  std::int64_t rows = 8;
+  int accumulated = 1;  ///< Steps per step of the optimizer.
+  int updates = 2;      ///< Steps of the optimizer per layout.
+  bool adam = false;
+  /// Layout, step in it, stage and microbatch that fail once; by an exception of any type.
+  struct Failure {
+    int layout, step, stage, microbatch;
+    bool is_std;
+  };
+  std::optional<Failure> failure;
+
+  [[nodiscard]] int steps_per_layout() const { return accumulated * updates; }
+  [[nodiscard]] std::string text() const {
+    std::string all = "seed " + std::to_string(seed) + ": ";
+    for (const Layout& layout : layouts) all += (&layout == layouts.data() ? "" : ", then ") + layout.text();
+    all += "; " + std::to_string(traits.layers) + " layers of " + c10::toString(traits.type) + ", " +
+           std::to_string(rows) + " rows, " + std::to_string(accumulated) + " accumulated";
+    for (const auto& [has, name] : {std::pair(traits.dropout, ", dropout"),
+                                    {traits.skip, ", skip"},
+                                    {traits.tied, ", tied"},
+                                    {traits.strided, ", strided"},
+                                    {traits.frozen, ", frozen"},
+                                    {traits.in_place, ", in place"},
+                                    {traits.extra, ", auxiliary loss"},
+                                    {traits.ignored, ", ignored targets"},
+                                    {adam, ", AdamW"}}) {
+      if (has) all += name;
+    }
+    if (failure) {
+      all += ", fails once in layout " + std::to_string(failure->layout) + ", step " + std::to_string(failure->step) +
+             ", stage " + std::to_string(failure->stage) + ", microbatch " + std::to_string(failure->microbatch) +
+             (failure->is_std ? "" : " by an int");
+    }
+    return all;
+  }
+};
+
+/// Draws one number after the other.
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) { random_.seed(seed); }
+  int up_to(int most) { return static_cast<int>(random_.next() % static_cast<std::uint64_t>(most + 1)); }
+  int between(int least, int most) { return least + up_to(most - least); }
+  bool one_in(int chances) { return up_to(chances - 1) == 0; }
+
+ private:
+  Random random_;
+};
+
+/// `world`: ranks in all, or 0 for any.
+Layout draw_layout(Dice& dice, int world) {
+  const std::vector<std::string> names = training_schedules();
+  while (true) {
+    Layout layout;
+    layout.replicas = dice.between(1, 2);
+    if (world == 0) {
+      layout.ranks = dice.between(1, 4);
+      if (layout.replicas == 2 && layout.ranks == 4) continue;  // eight threads on two cores prove no more
+    } else {
+      if (world % layout.replicas != 0) continue;
+      layout.ranks = world / layout.replicas;
+    }
+    const Generator& generator =
+        find_generator(names[static_cast<std::size_t>(dice.up_to(static_cast<int>(names.size()) - 1))]);
+    layout.schedule = generator.name;
+    layout.stages_per_rank = dice.between(generator.min_stages_per_rank, std::min(3, generator.max_stages_per_rank));
+    layout.microbatches = dice.between(1, 5);
+    return layout;
+  }
+}
+
+Case draw_case(std::uint64_t seed, int world) {
+  Dice dice(seed);
+  Case drawn;
+  drawn.seed = seed;
+  drawn.layouts.push_back(draw_layout(dice, world));
+  if (dice.one_in(3)) drawn.layouts.push_back(draw_layout(dice, world));
+  int stages = 1;
+  int parts = 1;
+  for (Layout& layout : drawn.layouts) {
+    stages = std::max(stages, layout.stages());
+    parts = std::max(parts, layout.microbatches * layout.replicas);
+  }
+  Traits& traits = drawn.traits;
+  traits.layers = std::max(stages, 2) + dice.up_to(3);
+  constexpr std::array kTypes = {at::kDouble, at::kFloat, at::kComplexDouble};
+  // A safetensors file has no complex numbers of 128 bits, so those are not resumed.
+  traits.type = kTypes[static_cast<std::size_t>(dice.up_to(drawn.layouts.size() > 1 ? 1 : 2))];
+  traits.dropout = dice.one_in(2);
+  traits.skip = dice.one_in(2);
+  traits.tied = dice.one_in(2);
+  traits.strided = dice.one_in(2);
+  traits.frozen = dice.one_in(4);
+  traits.in_place = dice.one_in(3);
+  traits.extra = dice.one_in(3);
+  traits.ignored = dice.one_in(2);
+  drawn.rows = parts + dice.up_to(2 * parts);
+  drawn.accumulated = dice.between(1, 3);
+  drawn.adam = dice.one_in(2);
+  if (dice.one_in(3)) {
+    const int which = dice.up_to(static_cast<int>(drawn.layouts.size()) - 1);
+    const Layout& layout = drawn.layouts[static_cast<std::size_t>(which)];
+    drawn.failure = {which, dice.up_to(drawn.steps_per_layout() - 1), dice.up_to(layout.stages() - 1),
+                     dice.up_to(layout.microbatches - 1), dice.one_in(2)};
+  }
+  return drawn;
+}
+
+/// The same numbers wherever they are made.
+at::Tensor numbers(std::initializer_list<std::int64_t> sizes, double phase) {
+  return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.7 + phase).sin().view(sizes);
+}
+
+struct Batch {
+  at::Tensor input;
+  at::Tensor target;
+};
+
+Batch batch_of(const Case& drawn, int step) {
+  const Traits& traits = drawn.traits;
+  at::Tensor input = numbers({drawn.rows, kWidth}, step).to(traits.type);
+  if (traits.strided) input = input.t().contiguous().t();
+  if (!traits.ignored) {
+    return {input, numbers({drawn.rows, kWidth}, step + 0.5).to(c10::toRealValueType(traits.type))};
+  }
+  at::Tensor classes = (at::arange(drawn.rows) * 7 + step) % kWidth;
+  classes.masked_fill_(numbers({drawn.rows}, step + 3.3) > 0.2, -100);
+  classes[step % drawn.rows] = 1;  // one counts at least
+  return {input, classes};
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& drawn, const std::vector<at::Tensor>& all) {
+  std::vector<at::Tensor> trained;
+  for (const at::Tensor& tensor : all) {
+    if (tensor.requires_grad()) trained.push_back(tensor);
+  }
+  if (drawn.adam && !drawn.traits.is_complex())
+    return std::make_unique<torch::optim::AdamW>(trained, torch::optim::AdamWOptions(0.02));
+  return std::make_unique<torch::optim::SGD>(trained, torch::optim::SGDOptions(0.1).momentum(0.5));
+}
+
+/// What training leaves behind.
+struct Outcome {
+  std::vector<double> losses;  ///< By step.
+  std::map<std::string, at::Tensor> weights;
+};
+
+/// Microbatch by microbatch, all layers in a row.
+class OneDevice {
+ public:
+  explicit OneDevice(const Case& drawn)
+      : case_(drawn), weights_(drawn.traits, 0, drawn.traits.layers), optimizer_(make_optimizer(drawn, tensors())) {}
+
+  Outcome train() {
+    Outcome outcome;
+    int step = 0;
+    for (const Layout& layout : case_.layouts) {
+      for (int i = 0; i < case_.steps_per_layout(); ++i, ++step) {
+        outcome.losses.push_back(add_gradients(layout, step));
+        if ((i + 1) % case_.accumulated != 0) continue;
+        optimizer_->step();
+        optimizer_->zero_grad();
+      }
+    }
+    for (const auto& [name, weight] : weights_.named()) outcome.weights[name] = weight.detach();
+    return outcome;
+  }
+
+ private:
+  [[nodiscard]] std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> all;
+    for (const auto& [name, weight] : weights_.named()) all.push_back(weight);
+    return all;
+  }
+
+  double add_gradients(const Layout& layout, int step) {
+    const Traits& traits = case_.traits;
+    const Batch batch = batch_of(case_, step);
+    const double total = weight_of(traits, batch.target);
+    double sum = 0;
+    std::int64_t begin = 0;
+    int microbatch = 0;
+    for (const std::int64_t share : even_sizes(case_.rows, layout.replicas)) {
+      for (const std::int64_t rows : even_sizes(share, layout.microbatches)) {
+        const RandomScope random(case_.seed, StageId(0), MicrobatchId(microbatch++), static_cast<std::uint64_t>(step));
+        const at::Tensor target = batch.target.narrow(0, begin, rows);
+        Between between{batch.input.narrow(0, begin, rows).clone(), {}};
+        begin += rows;
+        std::vector<at::Tensor> extra;
+        for (int layer = 0; layer < traits.layers; ++layer) {
+          between = run_layer(traits, weights_, layer, between, /*training=*/true);
+          if (has_extra(traits, layer)) extra.push_back(extra_loss(between.x));
+        }
+        const double weight = weight_of(traits, target) / total;
+        if (weight == 0) continue;  // zeros, whatever the loss says
+        at::Tensor loss = loss_of(traits, between.x, target) * weight;
+        sum += loss.item<double>();
+        for (const at::Tensor& more : extra) loss = loss + more * weight;
+        loss.backward();
+      }
+    }
+    return sum;
+  }
+
+  const Case& case_;
+  Weights weights_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+/// Thrown on purpose, once.
+class Saboteur {
+ public:
+  Saboteur(const Case& drawn, int layout) : case_(drawn), layout_(layout) {}
+
+  /// Whether this step is to fail.
+  [[nodiscard]] bool is_due() const {
+    const auto& failure = case_.failure;
+    return failure && !done && failure->layout == layout_ && failure->step == step;
+  }
+
+  void at_forward(const StageCall& call, int replica) const {
+    if (!is_due() || replica != 0) return;
+    const auto& failure = case_.failure;
+    if (call.stage.value != failure->stage || call.microbatch.value != failure->microbatch) return;
+    if (failure->is_std) throw std::runtime_error("on purpose");
+    throw 7;
+  }
+
+  int step = 0;
+  bool done = false;
+
+ private:
+  const Case& case_;
+  int layout_;
+};
+
+std::vector<Edge> edges_of(const Traits& traits, const std::vector<std::int64_t>& begins) {
+  const auto stages = static_cast<int>(begins.size()) - 1;
+  std::vector<Edge> edges;
+  if (!traits.skip) return edges;
+  for (int stage = 1; stage < stages; ++stage) {
+    edges.push_back({.from = stage - 1, .output = 0, .to = stage, .argument = 0});
+    bool takes = false;
+    for (auto layer = begins[static_cast<std::size_t>(stage)]; layer < begins[static_cast<std::size_t>(stage) + 1];
+         ++layer) {
+      takes |= traits.takes_skip(static_cast<int>(layer));
+    }
+    if (takes) edges.push_back({.from = 0, .output = 1, .to = stage, .argument = 1});
+  }
+  return edges;
+}
+
+/// One rank of one layout: goes on from the checkpoint of the layout before, and writes one for the layout after.
+class RankOfLayout {
+ public:
+  RankOfLayout(World& world, const Case& drawn, int which, const std::string& checkpoint)
+      : world_(world),
+        case_(drawn),
+        which_(which),
+        layout_(drawn.layouts[static_cast<std::size_t>(which)]),
+        checkpoint_(checkpoint),
+        saboteur_(drawn, which) {}
+
+  /// Returns the losses, and the weights of this rank.
+  Outcome train() {
+    Outcome outcome;
+    Pipeline pipeline = make_pipeline();
+    const auto optimizer = make_optimizer(case_, pipeline.parameters());
+    if (which_ > 0) load_checkpoint(world_, pipeline, checkpoint_, {.optimizer = optimizer.get()});
+    const int first = which_ * case_.steps_per_layout();
+    EXPECT_EQ(pipeline.steps(), static_cast<std::uint64_t>(first));
+    for (int update = 0; update < case_.updates; ++update) {
+      std::vector<double> losses;
+      while (!accumulate(pipeline, first, update, losses)) {
+        optimizer->zero_grad();
+        pipeline.set_steps(static_cast<std::uint64_t>(first + update * case_.accumulated));
+        losses.clear();
+      }
+      optimizer->step();
+      optimizer->zero_grad();
+      outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
+    }
+    for (const auto& [name, weight] : pipeline.named_parameters()) outcome.weights[name] = weight.detach();
+    if (which_ + 1 < static_cast<int>(case_.layouts.size())) {
+      save_checkpoint(world_, pipeline, checkpoint_, {.optimizer = optimizer.get()});
+    }
+    return outcome;
+  }
+
+ private:
+  Pipeline make_pipeline() {
+    const Traits& traits = case_.traits;
+    std::vector<std::int64_t> begins = {0};
+    for (const std::int64_t size : even_sizes(traits.layers, layout_.stages())) begins.push_back(begins.back() + size);
+    const Placement placement =
+        make_schedule(layout_.schedule,
+                      {.ranks = layout_.ranks, .stages_per_rank = layout_.stages_per_rank, .microbatches = 1})
+            .placement;
+    std::vector<Stage> stages;
+    for (const StageId id : placement.stages_of(world_.rank())) {
+      const Stage plain =
+          make_layers(traits, id.value, static_cast<int>(begins[id.index()]), static_cast<int>(begins[id.index() + 1]));
+      stages.emplace_back(
+          id.value,
+          [this, plain](const StageCall& call) {
+            saboteur_.at_forward(call, world_.replica());
+            return plain.forward(call);
+          },
+          plain.parameters(), plain.buffers(), [plain] { return plain.enter_evaluation(); }, plain.options());
+    }
+    PipelineOptions options = {.schedule = layout_.schedule,
+                               .microbatches = layout_.microbatches,
+                               .loss =
+                                   [traits](const Value& output, const Value& target, const ValueDict&) {
+                                     return loss_of(traits, as_arguments(output)[0].tensor(), target.tensor());
+                                   },
+                               .edges = edges_of(traits, begins),
+                               .broadcast_loss = true,
+                               .seed = case_.seed,
+                               .bucket_bytes = 100};
+    if (traits.ignored) options.loss_weight = counted_targets();
+    if (traits.tied && layout_.stages() > 1) {
+      options.ties.push_back({weight_name(traits, 0), {0, layout_.stages() - 1}});
+    }
+    Pipeline pipeline(world_, std::move(stages), std::move(options));
+    pipeline.on(ActionKind::kReduceGrad, [this](const ActionContext& action) {
+      if (reduces_) action.run();
+    });
+    return pipeline;
+  }
+
+  /// The steps of one update of the optimizer; false if one of them failed.
+  bool accumulate(Pipeline& pipeline, int first, int update, std::vector<double>& losses) {
+    for (int i = 0; i < case_.accumulated; ++i) {
+      saboteur_.step = update * case_.accumulated + i;
+      reduces_ = i + 1 == case_.accumulated;
+      const Batch batch = batch_of(case_, first + saboteur_.step);
+      const at::Tensor input = world_.share_of(batch.input);
+      const at::Tensor before = input.clone();
+      const StepOptions options = {.target = world_.share_of(batch.target)};
+      if (saboteur_.is_due()) {
+        EXPECT_ANY_THROW(pipeline.step({input}, options));
+        saboteur_.done = true;
+        return false;
+      }
+      losses.push_back(pipeline.step({input}, options).loss());
+      if (i == 0) pipeline.eval({input}, options);  // leaves nothing behind
+      EXPECT_TRUE(at::equal(input, before)) << "the batch was changed";
+    }
+    return true;
+  }
+
+  World& world_;
+  const Case& case_;
+  int which_;
+  const Layout& layout_;
+  std::string checkpoint_;
+  Saboteur saboteur_;
+  bool reduces_ = true;
+};
+
+void run_world(const Layout& layout, const std::function<void(World&)>& program) {
+  if (processes() > 0) {
+    World world(MpiEnvironment::transport(), at::kCPU, MpiEnvironment::kTimeout, layout.replicas);
+    return program(world);
+  }
+  run_ranks(
+      {.ranks = layout.ranks, .replicas = layout.replicas, .threads_per_rank = 1, .timeout = std::chrono::seconds(60)},
+      program);
+}
+
+void expect_close(const at::Tensor& got, const at::Tensor& expected, double tolerance, const std::string& what) {
+  const double scale = std::max(1e-3, expected.abs().max().item<double>());
+  EXPECT_LE((got - expected).abs().max().item<double>() / scale, tolerance) << what;
+}
+
+void compare_with_one_device(const Case& drawn, const std::string& checkpoint) try {
+  SCOPED_TRACE(drawn.text());
+  at::set_num_threads(1);
+  const Outcome expected = OneDevice(drawn).train();
+  const double tolerance = drawn.traits.type == at::kFloat ? 2e-4 : 1e-9;
+  std::mutex mutex;
+  for (std::size_t which = 0; which < drawn.layouts.size(); ++which) {
+    const bool is_last = which + 1 == drawn.layouts.size();
+    std::map<std::string, at::Tensor> seen;  // weights that are on several ranks are the same, bit for bit
+    run_world(drawn.layouts[which], [&](World& world) {
+      const Outcome got = RankOfLayout(world, drawn, static_cast<int>(which), checkpoint).train();
+      const std::lock_guard lock(mutex);
+      const auto steps = static_cast<std::size_t>(drawn.steps_per_layout());
+      ASSERT_EQ(got.losses.size(), steps);
+      for (std::size_t step = 0; step < steps; ++step) {
+        const double loss = expected.losses[which * steps + step];
+        EXPECT_NEAR(got.losses[step], loss, tolerance * std::max(1.0, std::abs(loss))) << "loss of step " << step;
+      }
+      if (!is_last) return;
+      for (const auto& [name, weight] : got.weights) {
+        expect_close(weight, expected.weights.at(name), tolerance, name + " on " + world.name());
+        const auto [other, is_new] = seen.emplace(name, weight);
+        EXPECT_TRUE(is_new || at::equal(other->second, weight)) << name << " differs on " << world.name();
+      }
+    });
+    if (testing::Test::HasFailure()) return;
+  }
+} catch (const std::exception& error) {
+  ADD_FAILURE() << drawn.text() << "\n" << error.what();
+}
+
+std::optional<std::uint64_t> number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? std::nullopt : std::optional<std::uint64_t>(std::strtoull(text, nullptr, 10));
+}
+
+/// All processes draw the same cases, and stop after the same one.
+std::int64_t as_rank_zero_says(std::int64_t number) {
+  if (processes() == 0) return number;
+  World world(MpiEnvironment::transport(), at::kCPU, MpiEnvironment::kTimeout);
+  return std::stoll(world.everyone().broadcast(Message{{}, std::to_string(number)}, 0).header);
+}
+
+TEST(Crossings, EqualOneDevice) {
+  const ScratchFolder folder;
+  const auto seconds = static_cast<double>(number_in("STAGECRAFT_CROSSINGS_SECONDS").value_or(10));
+  const auto only = number_in("STAGECRAFT_CROSSINGS_SEED");
+  const auto now =
+      static_cast<std::int64_t>(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'000);
+  auto seed = static_cast<std::uint64_t>(as_rank_zero_says(only ? static_cast<std::int64_t>(*only) : now));
+  const std::string checkpoint =
+      processes() == 0
+          ? folder.path("checkpoint")
+          : (std::filesystem::temp_directory_path() / ("stagecraft-crossings-" + std::to_string(seed))).string();
+  std::printf("seeds from %llu on\n", static_cast<unsigned long long>(seed));
+  const double begin = seconds_now();
+  int cases = 0;
+  do {
+    compare_with_one_device(draw_case(seed++, processes()), checkpoint);
+    ++cases;
+  } while (as_rank_zero_says(!HasFailure() && !only && seconds_now() - begin < seconds) != 0);
+  std::printf("%d cases\n", cases);
+  std::filesystem::remove(checkpoint);
+}
+
+}  // namespace
+}  // namespace stagecraft::crossings
