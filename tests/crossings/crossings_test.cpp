@@ -147,11 +147,6 @@ Case draw_case(std::uint64_t seed, int world) {
   return drawn;
 }
 
-/// The same numbers wherever they are made.
-at::Tensor numbers(std::initializer_list<std::int64_t> sizes, double phase) {
-  return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.7 + phase).sin().view(sizes);
-}
-
 struct Batch {
   at::Tensor input;
   at::Tensor target;
@@ -159,13 +154,13 @@ struct Batch {
 
 Batch batch_of(const Case& drawn, int step) {
   const Traits& traits = drawn.traits;
-  at::Tensor input = numbers({drawn.rows, kWidth}, step).to(traits.type);
+  at::Tensor input = numbers({drawn.rows, kWidth}, step, traits.type);
   if (traits.strided) input = input.t().contiguous().t();
   if (!traits.ignored) {
-    return {input, numbers({drawn.rows, kWidth}, step + 0.5).to(c10::toRealValueType(traits.type))};
+    return {input, numbers({drawn.rows, kWidth}, step + 0.5, c10::toRealValueType(traits.type))};
   }
   at::Tensor classes = (at::arange(drawn.rows) * 7 + step) % kWidth;
-  classes.masked_fill_(numbers({drawn.rows}, step + 3.3) > 0.2, -100);
+  classes.masked_fill_(numbers({drawn.rows}, step + 3.3, at::kDouble) > 0.2, -100);
   classes[step % drawn.rows] = 1;  // one counts at least
   return {input, classes};
 }

@@ -34,6 +34,12 @@ struct Traits {
 
 inline constexpr std::int64_t kWidth = 4;
 
+/// The same numbers wherever they are made; complex ones have both parts.
+inline at::Tensor numbers(std::initializer_list<std::int64_t> sizes, double phase, at::ScalarType type) {
+  const at::Tensor angle = (at::arange(c10::multiply_integers(sizes), at::kDouble) * 1.3 + phase).view(sizes);
+  return at::isComplexType(type) ? at::complex(angle.sin(), (angle * 0.9).cos()).to(type) : angle.sin().to(type);
+}
+
 /// The layer whose weight a layer uses.
 inline int owner(const Traits& traits, int layer) { return traits.tied && layer == traits.last() ? 0 : layer; }
 /// The name that a layer's weight has in the whole model.
@@ -51,9 +57,8 @@ class Weights {
       if (find(name) != nullptr) continue;
       double phase = 0;
       for (const char letter : name) phase = phase * 1.7 + letter;
-      const at::Tensor numbers = (at::arange(kWidth * kWidth, at::kDouble) * 1.3 + phase).sin().view({kWidth, kWidth});
       const bool trained = !(traits.frozen && owner(traits, layer) % 3 == 1);
-      named_.emplace_back(name, (0.6 * numbers).to(traits.type).set_requires_grad(trained));
+      named_.emplace_back(name, (0.6 * numbers({kWidth, kWidth}, phase, traits.type)).set_requires_grad(trained));
     }
   }
 
