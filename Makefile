@@ -67,8 +67,9 @@ demo: setup build  ## Train a small GPT on this repository's text, 4 ranks as th
 
 test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property, parity, command line, install, sanitizers, fuzzers
 
-test-all: test  ## The same, and every setting of the equivalence tests
+test-all: test  ## The same, every setting of the equivalence tests, and a longer search for operators that are not thread-safe
 	@echo "== every setting" && STAGECRAFT_TEST_ALL=1 build/bin/equivalence_test --gtest_brief=1
+	@echo "== operators on several threads, three minutes" && STAGECRAFT_THREAD_SAFETY_SECONDS=180 build/bin/concurrency_test --gtest_brief=1
 
 test-release: setup .venv/.models-$(TRANSFORMERS_VERSION)
 	@$(call install_packages,$(TEST_PACKAGES))

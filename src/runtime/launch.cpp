@@ -16,10 +16,12 @@
 #include <iostream>
 #include <thread>
 
+#include "safe_operators.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/mpi.h"
 #include "stagecraft/transport/streams.h"
+#include "warnings.h"
 
 namespace stagecraft {
 namespace {
@@ -37,13 +39,6 @@ void keep_freed_memory() {
   }();
   (void)once;
 #endif
-}
-
-/// MKL's vector functions pick their kernels when the first of them is called. If several threads do that at once, one
-/// of them now and then computes that call with the kernel of lowest precision, 11 bits. So this thread calls one
-/// first.
-void pick_vector_kernels() {
-  for (const at::ScalarType type : {at::kFloat, at::kDouble}) at::ones({64}, type).sqrt_();
 }
 
 /// On a device with streams: one of the rank's own, so that ranks that share a device do not wait for each other. It
@@ -69,7 +64,7 @@ class OwnStream {
   std::optional<c10::StreamGuard> guard_;
 };
 
-/// A rank's thread: its device, its share of the cores, and a backward that stays on this thread.
+/// A rank's thread: its device, its share of the cores, a backward that stays on this thread, and brief warnings.
 class RankThread {
  public:
   RankThread(const LaunchOptions& options, at::Device device, int cores) : device_(device), stream_(device) {
@@ -80,6 +75,7 @@ class RankThread {
  private:
   c10::OptionalDeviceGuard device_;
   OwnStream stream_;
+  c10::WarningUtils::WarningHandlerGuard warnings_{&brief_warnings()};
 };
 
 /// "cuda" is the device that is current.
@@ -131,12 +127,12 @@ int exit_code_of(const std::exception_ptr& failure) { return is_any_of<InvalidAr
 
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program) {
   keep_freed_memory();
-  pick_vector_kernels();
   if (options.ranks < 1 || options.replicas < 1) {
     throw InvalidArgument("a world has at least 1 rank and 1 replica, got " + std::to_string(options.ranks) + " and " +
                           std::to_string(options.replicas));
   }
   const int ranks = options.ranks * options.replicas;
+  make_operators_safe(ranks);
   LocalFabric fabric(ranks);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;

@@ -81,6 +81,19 @@ std::mutex& default_generators() {
   return mutex;
 }
 
+/// Gives a generator the state it had, also after an exception.
+class RestoredState {
+ public:
+  explicit RestoredState(at::Generator generator) : generator_(std::move(generator)), state_(generator_.get_state()) {}
+  ~RestoredState() { generator_.set_state(state_); }  // allocates nothing
+  RestoredState(const RestoredState&) = delete;
+  RestoredState& operator=(const RestoredState&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
 /// An operation that draws, on a thread with a scope.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
@@ -99,11 +112,10 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // the operations it is made of draw from the same
   at::Generator global = at::globalContext().defaultGenerator(device);
   at::Generator& own = streams->on(device);
-  const at::Tensor saved = global.get_state();
+  const RestoredState restored(global);
   global.set_state(own.get_state());
   op.redispatchBoxed(beyond, stack);
   own.set_state(global.get_state());
-  global.set_state(saved);
 }
 
 void install_once() {

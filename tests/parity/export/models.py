@@ -260,6 +260,50 @@ class GptStyle(nn.Module):
         return self.head(self.norm(x))
 
 
+class MambaBlock(nn.Module):
+    """A depthwise causal convolution, then a selective state-space recurrence, gated."""
+
+    def __init__(self, width, inner, state):
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.enter, self.leave = nn.Linear(width, 2 * inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.conv = nn.Conv1d(inner, inner, 4, padding=3, groups=inner)
+        self.select = nn.Linear(inner, 2 * state + 1, bias=False)
+        self.rate = nn.Parameter(torch.arange(1, state + 1).log().repeat(inner, 1))
+        self.state = state
+
+    def forward(self, x):
+        length = x.shape[1]
+        y, gate = self.enter(self.norm(x)).chunk(2, dim=-1)
+        y = F.silu(self.conv(y.transpose(1, 2))[..., :length].transpose(1, 2))
+        step, into, out = self.select(y).split([1, self.state, self.state], dim=-1)
+        step = F.softplus(step)
+        decay = torch.exp(-step.unsqueeze(-1) * self.rate.exp())
+        new = (step * y).unsqueeze(-1) * into.unsqueeze(2)
+        memory, seen = new[:, 0], []
+        for t in range(length):
+            memory = memory * decay[:, t] + new[:, t] if t else memory
+            seen.append((memory * out[:, t].unsqueeze(1)).sum(-1))
+        return x + self.leave(torch.stack(seen, 1) * F.silu(gate))
+
+
+class MambaStyle(nn.Module):
+    """Blocks of one shape, so that ranks compute the same convolution with different weights at the same time."""
+
+    def __init__(self, layers=4, width=16, inner=32, state=4, vocabulary=32):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(MambaBlock(width, inner, state) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 class Dropout(nn.Module):
     def __init__(self):
         super().__init__()

@@ -264,17 +264,19 @@ class Job {
       return at::cross_entropy_loss(scores.flatten(0, -2), target.tensor().flatten());
     };
     std::vector<double> losses;
-    sc::run_ranks({.ranks = how.at("ranks").get<int>(), .device_type = device_type()}, [&](sc::World& world) {
+    const sc::LaunchOptions options = {
+        .ranks = how.at("ranks"), .threads_per_rank = how.value("threads", 0), .device_type = device_type()};
+    sc::run_ranks(options, [&](sc::World& world) {
       sc::Pipeline pipeline(
           world, pipe.build_stages(world, schedule),
           pipe.options({.schedule = schedule, .microbatches = job_.at("microbatches")[0].get<int>(), .loss = loss}));
       torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(how.at("rate").get<double>()));
       for (int step = 0; step < how.at("steps").get<int>(); ++step) {
         const sc::Value& batch = batches[static_cast<std::size_t>(step) % batches.size()];
-        sc::StepOptions options;
-        options.target = on(world.device(), batch.at("target"));
-        if (pipeline.has_first_stage()) options.keywords = on(world.device(), batch.at("keywords")).dict();
-        const sc::StepResult result = pipeline.step({}, options);
+        sc::StepOptions given;
+        given.target = on(world.device(), batch.at("target"));
+        if (pipeline.has_first_stage()) given.keywords = on(world.device(), batch.at("keywords")).dict();
+        const sc::StepResult result = pipeline.step({}, given);
         optimizer.step();
         optimizer.zero_grad();
         if (pipeline.has_last_stage()) losses.push_back(result.loss());
@@ -288,7 +290,8 @@ class Job {
                             ", Python's is " + std::to_string(expected[step].real()));
     }
     return {{"name", job_.at("name")}, {"worst", worst_},       {"failures", failures_},
-            {"first", losses.front()}, {"last", losses.back()}, {"ties", pipe.cut().ties.size()}};
+            {"first", losses.front()}, {"last", losses.back()}, {"ties", pipe.cut().ties.size()},
+            {"losses", losses}};
   }
 
   json load() const {

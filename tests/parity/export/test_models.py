@@ -52,6 +52,7 @@ CASES = {
     "text": (models.Text, lambda: ([tokens(8, 6, 20) * torch.randint(0, 2, (8, 6))], {})),
     "gpt": (models.GptStyle, lambda: ([tokens(8, 6, 32)], {})),
     "llama": (models.LlamaStyle, lambda: ([tokens(8, 6, 32)], {})),
+    "mamba": (lambda: models.MambaStyle(layers=2), lambda: ([tokens(8, 6, 32)], {})),
 }  # fmt: skip
 # They depend on the microbatch: only the whole batch at once is comparable.
 WHOLE = {

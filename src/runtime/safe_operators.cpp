@@ -1,0 +1,87 @@
+#include "safe_operators.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#ifdef __aarch64__
+#include <link.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string_view>
+
+#include "stagecraft/transport/mpi.h"
+#endif
+
+namespace stagecraft {
+namespace {
+
+/// MKL's vector functions pick their kernels when the first of them is called. If several threads do that at once, one
+/// of them now and then computes that call with the kernel of lowest precision, 11 bits. So this thread calls one
+/// first.
+void pick_vector_kernels() {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) at::ones({64}, type).sqrt_();
+}
+
+#ifdef __aarch64__
+
+// oneDNN keeps primitives in a cache of the process, so that two threads that compute the same shape use one object. On
+// aarch64 the object may wrap a kernel of the Arm Compute Library that stores pointers of the call in progress: a
+// depthwise convolution adds the bias of the other thread's call. Without the cache each call makes its own primitive.
+//
+// LibTorch hides oneDNN's functions, so only the environment can switch the cache off, and oneDNN reads it once, at its
+// first primitive. This object is part of every program that can start ranks as threads, hence the initialiser below
+// runs before main(). Where that cannot be known to be early enough, threads must do without oneDNN.
+constexpr const char* kCapacity = "ONEDNN_PRIMITIVE_CACHE_CAPACITY";
+
+bool cache_is_off() {
+  const char* capacity = std::getenv(kCapacity);
+  return capacity != nullptr && std::string_view(capacity) == "0";
+}
+
+/// Rather than in a library, which a process may load after it has computed.
+bool in_main_program() {
+  const auto main_first = [](dl_phdr_info* object, std::size_t, void* found) {
+    const auto here = reinterpret_cast<ElfW(Addr)>(&cache_is_off);
+    for (int i = 0; i < object->dlpi_phnum; ++i) {
+      const ElfW(Phdr)& part = object->dlpi_phdr[i];
+      const ElfW(Addr) begin = object->dlpi_addr + part.p_vaddr;
+      if (part.p_type == PT_LOAD && begin <= here && here < begin + part.p_memsz) *static_cast<bool*>(found) = true;
+    }
+    return 1;  // the main program comes first; no other counts
+  };
+  bool found = false;
+  dl_iterate_phdr(main_first, &found);
+  return found;
+}
+
+const bool each_call_has_its_own_primitive = [] {
+  if (cache_is_off()) return true;
+  if (is_started_by_mpi()) return false;  // one rank per process: the cache is safe, and faster
+  setenv(kCapacity, "0", /*overwrite=*/0);
+  return cache_is_off() && in_main_program();
+}();
+
+void separate_primitives() {
+  if (each_call_has_its_own_primitive || !at::globalContext().userEnabledMkldnn()) return;
+  at::globalContext().setUserEnabledMkldnn(false);
+  std::cerr << "stagecraft: ranks as threads compute without oneDNN, whose cache of primitives is not safe between "
+               "threads on "
+               "this processor; start the process with "
+            << kCapacity << "=0 to compute with it\n";
+}
+
+#else
+
+void separate_primitives() {}
+
+#endif
+
+}  // namespace
+
+void make_operators_safe(int threads) {
+  pick_vector_kernels();
+  if (threads > 1) separate_primitives();
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,76 @@
+// What run_ranks sets up on a rank's thread.
+
+#include <ATen/Context.h>
+
+#include "pipeline_testing.h"
+#include "stagecraft/runtime/launch.h"
+
+namespace stagecraft {
+namespace {
+
+using namespace pipeline_testing;
+
+int occurrences(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+std::string errors_of(const std::function<void(World&)>& program) {
+  testing::internal::CaptureStderr();
+  run_ranks({.ranks = 2}, program);
+  return testing::internal::GetCapturedStderr();
+}
+
+constexpr const char* kStack =
+    "\nException raised from multiply at product.cpp:7 (most recent call first):\nframe #0: multiply\nframe #1: "
+    "start\n";
+
+TEST(Launch, AWarningIsOneLineAndGivenOnce) {
+  const auto program = [](World& world) {
+    for (int i = 0; i < 3; ++i) {
+      TORCH_WARN("no fast product,\nwith another library: bfloat16 is slow here", kStack);
+      if (world.rank().value == 0) TORCH_WARN("a tensor of size ", i, " was resized");
+    }
+  };
+  const std::string first = errors_of(program);
+  EXPECT_EQ(occurrences(first, "Warning: no fast product, with another library: bfloat16 is slow here"), 1) << first;
+  EXPECT_EQ(occurrences(first, "frame #"), 0) << first;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(occurrences(first, "a tensor of size " + std::to_string(i) + " was resized"), 1) << first;
+  }
+  const std::string again = errors_of(program);
+  EXPECT_EQ(occurrences(again, "Warning"), 0) << again;
+}
+
+TEST(Launch, AWarningInABackwardIsOneLineAndGivenOnce) {
+  const std::string errors = errors_of([](World&) {
+    const Tensor x = at::ones({2}).requires_grad_();
+    const Tensor y = x * 2;
+    y.register_hook([](const Tensor&) { TORCH_WARN("slow gradient", kStack); });
+    for (int i = 0; i < 2; ++i) y.sum().backward({}, /*retain_graph=*/true);
+  });
+  EXPECT_EQ(occurrences(errors, "Warning: slow gradient"), 1) << errors;
+  EXPECT_EQ(occurrences(errors, "frame #"), 0) << errors;
+}
+
+TEST(Launch, LeavesTheCallersWarningsAlone) {
+  struct Counting : c10::WarningHandler {
+    void process(const c10::Warning&) override { ++warnings; }
+    int warnings = 0;
+  } counting;
+  const c10::WarningUtils::WarningHandlerGuard own(&counting);
+  EXPECT_EQ(occurrences(errors_of([](World&) { TORCH_WARN("of a rank"); }), "of a rank"), 1);
+  TORCH_WARN("of the caller");
+  TORCH_WARN("of the caller");
+  EXPECT_EQ(counting.warnings, 2);
+}
+
+TEST(Launch, RanksAsThreadsComputeWithOneDnn) {
+  if (!at::globalContext().userEnabledMkldnn()) GTEST_SKIP() << "oneDNN was switched off before";
+  EXPECT_EQ(occurrences(errors_of([](World&) {}), "oneDNN"), 0);
+  EXPECT_TRUE(at::globalContext().userEnabledMkldnn()) << "it was made safe too late";
+}
+
+}  // namespace
+}  // namespace stagecraft
