@@ -1,42 +1,51 @@
-# Tests of ranks as processes: the same programs under mpirun, with the MPI that the library is built with and, where it is
-# installed too, with the other one.
+# Tests of ranks as processes: the same programs under mpirun, with the MPI that the library is built with. Each starts LibTorch once per rank
+# and has the machine for itself, so `make test` takes some numbers of ranks, `make test-all` all of them.
 
 # stagecraft_mpi_test(<name> <launcher> <ranks> <program> [<argument>...])
 function(stagecraft_mpi_test name launcher ranks program)
-  set(file ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program})  # of a gathered program, it is a link
-  if(TARGET ${program})
-    set(file $<TARGET_FILE:${program}>)
-  endif()
-  add_test(NAME ${name} COMMAND ${launcher} -n ${ranks} ${file} ${ARGN})
+  add_test(NAME ${name} COMMAND ${launcher} -n ${ranks} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program} ${ARGN})
   # As root, on fewer cores than ranks, and where processes may not read each other's memory: as in a container. MPI
   # itself leaves memory behind.
-  set_tests_properties(${name} PROPERTIES TIMEOUT 120 PROCESSORS 2
+  # Every setting is looked at by threads alone.
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT_MODIFICATION STAGECRAFT_TEST_ALL=unset:
     ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_btl_vader_single_copy_mechanism=none")
+endfunction()
+
+# stagecraft_more(<test>...): only `make test-all` runs them.
+function(stagecraft_more)
+  foreach(test ${ARGN})
+    set_property(TEST ${test} PROPERTY LABELS more)
+  endforeach()
 endfunction()
 
 foreach(ranks 1 2 3 4 5)
   stagecraft_mpi_test(conformance.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} conformance_test --gtest_brief=1)
 endforeach()
+stagecraft_more(conformance.mpi.1 conformance.mpi.5)
 
 if(NOT STAGECRAFT_SANITIZE)
   foreach(ranks 2 4)
     stagecraft_mpi_test(checkpoint.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} checkpoint_test --gtest_brief=1
                         --gtest_filter=-*OnThreads.*)  # those are about one process
   endforeach()
+  stagecraft_more(checkpoint.mpi.2)
   foreach(ranks 2 3 4)
     stagecraft_mpi_test(multiproc.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} equivalence_test --gtest_brief=1)
   endforeach()
+  stagecraft_more(multiproc.mpi.2)
   if(STAGECRAFT_BUILD_EXAMPLES)
     foreach(example ${short_examples})
       foreach(ranks 2 4)
         stagecraft_mpi_test(examples.${example}.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} examples_test example_${example})
       endforeach()
+      stagecraft_more(examples.${example}.mpi.4)
     endforeach()
     foreach(ranks 2 4)
       stagecraft_mpi_test(examples.gpt.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} gpt_demo --steps 2
                           --out ${CMAKE_CURRENT_BINARY_DIR}/gpt_mpi_${ranks} ${PROJECT_SOURCE_DIR}/README.md)
       set_tests_properties(examples.gpt.mpi.${ranks} PROPERTIES PASS_REGULAR_EXPRESSION "the same, bit for bit")
     endforeach()
+    stagecraft_more(examples.gpt.mpi.2)
     stagecraft_mpi_test(examples.gpt.replicas.mpi ${MPIEXEC_EXECUTABLE} 4 gpt_demo --steps 2 --replicas 2
                         --out ${CMAKE_CURRENT_BINARY_DIR}/gpt_replicas ${PROJECT_SOURCE_DIR}/README.md)
   endif()

@@ -20,12 +20,12 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
   stagecraft_mpich_program(conformance_test_mpich conformance_test)
   foreach(ranks 2 4)
     stagecraft_mpi_test(conformance.mpich.${ranks} ${STAGECRAFT_MPICH_EXEC} ${ranks} conformance_test_mpich --gtest_brief=1)
-    set_property(TEST conformance.mpich.${ranks} PROPERTY LABELS more)
+    stagecraft_more(conformance.mpich.${ranks})
   endforeach()
   stagecraft_mpich_program(test_programs_mpich test_programs)
   add_custom_command(TARGET test_programs_mpich POST_BUILD COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/mpich
                      COMMAND ${CMAKE_COMMAND} -E create_symlink ../test_programs_mpich ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/mpich/fault_program)
   # Left to itself, this launcher kills the survivors before they can say anything.
   stagecraft_fault_test(faults.mpich "${STAGECRAFT_MPICH_EXEC} -disable-auto-cleanup" mpich/fault_program)
-  set_property(TEST faults.mpich PROPERTY LABELS more)
+  stagecraft_more(faults.mpich)
 endif()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import unittest
 
@@ -52,6 +53,14 @@ class Schedule(InstalledCase):
             self.assertFalse((prefix / "bin" / program).exists())
             said = self.run_in_empty(CMAKE, f"-DCMAKE_INSTALL_PREFIX={prefix}", "-P", BUILD / "install_summary.cmake").stderr
             self.assertRegex(said, rf"not built, so not installed:.* {program}\b")
+
+    def test_the_command_alone_says_how_to_get_what_trains(self):
+        alone = self.scratch / "alone"
+        alone.mkdir()
+        shutil.copy(self.prefix / "bin/stagecraft", alone)
+        done = self.run_in_empty(alone / "stagecraft", "train", "model.pt2", "--data", "data.safetensors", check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("`make install` installs it", done.stderr)
 
     def test_a_staged_installation_is_below_its_root(self):
         self.run_in_empty(CMAKE, "--install", BUILD, "--prefix", "/opt/stagecraft", DESTDIR=str(self.scratch / "staged"))
