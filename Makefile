@@ -11,13 +11,17 @@ WHEELS := .torch-$(TORCH_VERSION)-safetensors-$(SAFETENSORS_VERSION)
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+PREFIX ?= /usr/local
+SECONDS ?= 3600
 
 PACKAGES := cmake ninja-build g++ ccache mold \
   libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev coinor-cbc
-TEST_PACKAGES := clang libclang-rt-dev zsh libmpich-dev mpich
+TEST_PACKAGES := zsh
+MORE_TEST_PACKAGES := clang libclang-rt-dev libmpich-dev mpich
 LINT_PACKAGES := clang clang-format clang-tidy
 
-.PHONY: help setup packages torch build demo test test-all test-release test-asan test-tsan test-fuzz bench figures lint pictures clean
+.PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz crossings bench figures \
+  lint pictures clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,34 +61,50 @@ torch: .venv/$(WHEELS)
 	  || { echo "setup: pip could not install transformers: check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 
-build: packages  ## Build the library and the command (build/bin/stagecraft)
+command: packages  ## Build the command alone (build/bin/stagecraft), without LibTorch where there is none
 	@cmake --preset release > build.log 2>&1 || { cat build.log; exit 1; }; rm -f build.log
 	@cmake --build --preset release -j $(JOBS) --target stagecraft
 
-demo: setup build  ## Train a small GPT on this repository's text, 4 ranks as threads, and compare with one device
+build: setup command  ## Build the libraries and the programs (build/bin/stagecraft, and what `stagecraft train` needs)
+	@cmake --build --preset release -j $(JOBS) --target installed
+
+# Builds as who calls it; only the copying is done as root, and only where the folder is not one's own.
+install: build  ## Install libraries, headers, CMake package and commands in PREFIX (/usr/local); DESTDIR is respected
+	@place="$(DESTDIR)$(abspath $(PREFIX))"; while [ ! -e "$$place" ]; do place=$$(dirname "$$place"); done; \
+	  as=; [ -w "$$place" ] || as="$(SUDO)"; \
+	  $$as env DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(abspath $(PREFIX))"
+
+demo: setup command  ## Train a small GPT on this repository's text, 4 ranks as threads, and compare with one device
 	@cmake --build --preset release -j $(JOBS) --target gpt_demo
 	@build/bin/gpt_demo --out build/demo README.md CONTRIBUTING.md $$(git ls-files 'docs/*.md' 'src/*.cpp' 'include/*.h')
 
-test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property, parity, command line, install, sanitizers, fuzzers
-
-test-all: test  ## The same, every setting of the equivalence tests, and a longer search for operators that are not thread-safe
-	@echo "== every setting" && STAGECRAFT_TEST_ALL=1 build/bin/equivalence_test --gtest_brief=1
-	@echo "== operators on several threads, three minutes" && STAGECRAFT_THREAD_SAFETY_SECONDS=180 build/bin/concurrency_test --gtest_brief=1
-
-test-release: setup .venv/.models-$(TRANSFORMERS_VERSION)
+test: setup  ## Build and run the tests: unit, property, parity, command line, faults, install
 	@$(call install_packages,$(TEST_PACKAGES))
-	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) && ctest --preset release -j $(JOBS)
+	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset tests -j $(JOBS) && ctest --preset release -j $(JOBS)
+
+test-all: test  ## The same, every setting of the long ones, MPICH, published models, sanitizers, fuzzers
+	@$(MAKE) --no-print-directory test-rest
+
+test-rest: test-more test-asan test-tsan test-fuzz
+
+test-more: setup .venv/.models-$(TRANSFORMERS_VERSION)
+	@$(call install_packages,$(TEST_PACKAGES) $(MORE_TEST_PACKAGES))
+	@echo "== more" && cmake --preset release > /dev/null && cmake --build --preset more-tests -j $(JOBS) && ctest --preset more -j $(JOBS)
 
 test-asan test-tsan: test-%: setup
 	@echo "== $*" && cmake --preset $* > /dev/null && cmake --build --preset $* -j $(JOBS) && ctest --preset $* -j $(JOBS)
 
 test-fuzz: packages
-	@$(call install_packages,$(TEST_PACKAGES))
-	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz
+	@$(call install_packages,$(MORE_TEST_PACKAGES))
+	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz -j $(JOBS)
 
-bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
+crossings: setup  ## Random crossings of features against one device, for SECONDS (3600)
+	@cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) --target crossings_test
+	@STAGECRAFT_CROSSINGS_SECONDS=$(SECONDS) build/bin/crossings_test
+
+bench: setup command  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench
-	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench handover_bench replicas_bench export_bench fidelity_bench
+	@cmake --build --preset release -j $(JOBS) --target benches
 	@failed=0; \
 	  .venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json || failed=1; \
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
@@ -97,7 +117,7 @@ figures: packages  ## Search every published row anew and write docs/planner.md 
 	@cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) --target write_figures
 	@build/bin/write_figures docs/planner.md
 
-pictures: build  ## Redraw the pictures of the README with the program itself
+pictures: command  ## Redraw the pictures of the README with the program itself
 	@bash docs/images/draw.sh build/bin/stagecraft docs/images
 
 lint: packages  ## Formatting and static analysis

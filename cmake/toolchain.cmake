@@ -2,6 +2,15 @@
 find_program(STAGECRAFT_CCACHE ccache)
 if(STAGECRAFT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${STAGECRAFT_CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    # Nothing that uses a precompiled header is cached without this sloppiness and this option. Paths below the source folder count
+    # relative to it, so that a second clone finds what the first one compiled. Clang's precompiled headers know the files they
+    # were made from by path and time: those of one clone are no good in another.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+        CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+        CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${STAGECRAFT_CCACHE})
+    add_compile_options(-fpch-preprocess)
+  endif()
 endif()
 
 find_program(STAGECRAFT_MOLD mold)

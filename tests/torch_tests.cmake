@@ -1,7 +1,6 @@
 # Tests of the half that trains: few and large programs.
 
-# stagecraft_torch_test(<name> <shards> <file>...): the program's cases in so many processes. One each would spend more time
-# on loading LibTorch than on testing.
+# stagecraft_torch_test(<name> <shards> <file>...): one test program, its cases in so many processes.
 function(stagecraft_torch_test name shards)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE stagecraft::stagecraft stagecraft_warnings GTest::gtest_main GTest::gmock)
@@ -17,12 +16,7 @@ function(stagecraft_torch_test name shards)
   if(files GREATER 1)
     stagecraft_unity(${name})
   endif()
-  foreach(shard RANGE 1 ${shards})
-    math(EXPR index "${shard} - 1")
-    add_test(NAME ${name}.${shard} COMMAND ${name} --gtest_brief=1)
-    set_tests_properties(${name}.${shard} PROPERTIES TIMEOUT 600
-      ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${index}")
-  endforeach()
+  stagecraft_gtest(${name} ${shards} 600)
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE files)
   set(registered ${registered} ${files} PARENT_SCOPE)
 endfunction()
@@ -53,8 +47,9 @@ if(STAGECRAFT_HAS_MPI)
 endif()
 
 if(STAGECRAFT_BUILD_EXAMPLES)
+  add_dependencies(tests examples_test gpt_demo)
   foreach(name ${short_examples})
-    add_test(NAME examples.${name} COMMAND example_${name})
+    add_test(NAME examples.${name} COMMAND examples_test example_${name})
     set_tests_properties(examples.${name} PROPERTIES TIMEOUT 60)
   endforeach()
   add_test(NAME examples.gpt COMMAND gpt_demo --steps 2 --out ${CMAKE_CURRENT_BINARY_DIR}/gpt ${PROJECT_SOURCE_DIR}/README.md)

@@ -37,7 +37,7 @@ void hand_over_to_trainer(char** arguments) {
   all.push_back(nullptr);
   ::execv(trainer.c_str(), all.data());
   throw Failure(kUnusable, "train: cannot start '" + trainer + "': " + std::strerror(errno) +
-                               ": build Stagecraft with LibTorch, which makes it");
+                               ": `make build` builds it, `make install` installs it beside 'stagecraft'");
 }
 
 std::unique_ptr<Command> make_train_command(CLI::App& program) { return std::make_unique<TrainCommand>(program); }

@@ -6,6 +6,8 @@ of that order, so the rows can run together.
 
 import random
 
+import settings
+
 
 class RandomSchedule:
     """`rows` holds action texts, "" for an idle slot; `rank_of` the rank of each stage."""
@@ -97,4 +99,5 @@ def random_placement(rng, ranks):
 
 
 def many(count, overlaps=True):
-    return [RandomSchedule(seed, overlaps) for seed in range(count)]
+    """So many of them, or the share that the run compares."""
+    return [RandomSchedule(seed, overlaps) for seed in range(max(1, round(count * settings.SHARE)))]

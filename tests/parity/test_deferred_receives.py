@@ -58,7 +58,7 @@ class DeferredReceives(parity_case.ParityCase):
             agree = orders_agree(deferred)
             agreeing[agree] += 1
             self.expect_models(setting, "deferred", torch_side.to_csv(deferred), {"tagged": True, "in_order": agree})
-        self.assertGreater(min(agreeing[True], agreeing[False]), 10, "both cases must occur")
+        self.assertGreater(min(agreeing[True], agreeing[False]), 10 * settings.SHARE, "both cases must occur")
         self.finish(150)
 
     def test_early_and_placed_receives_are_safe_everywhere(self):

@@ -121,8 +121,8 @@ at::Tensor loss_of(const sc::Value& output, const sc::Value&, const sc::ValueDic
   return total;
 }
 
-void run(const sc::Pipe& pipe, const Data& data, const std::string& schedule, int ranks, int microbatches,
-         bool evaluation, Outcome& outcome, std::uint64_t seed = 0) {
+void run_pipe(const sc::Pipe& pipe, const Data& data, const std::string& schedule, int ranks, int microbatches,
+              bool evaluation, Outcome& outcome, std::uint64_t seed = 0) {
   sc::run_ranks({.ranks = ranks, .device_type = device_type()}, [&](sc::World& world) {
     sc::PipelineOptions how = pipe.options(
         {.schedule = schedule, .microbatches = microbatches, .loss = loss_of, .loss_scale = sc::LossScale::kSum});
@@ -315,8 +315,8 @@ class Job {
     const int stages = how.at("stages");
     const sc::Pipe pipe(job_.at("model"), {.stages = stages > 1 ? stages : 0});
     Outcome outcome;
-    ::run(pipe, data_, how.at("schedule"), how.at("ranks"), job_.at("microbatches")[0], false, outcome,
-          how.at("seed").get<std::uint64_t>());
+    run_pipe(pipe, data_, how.at("schedule"), how.at("ranks"), job_.at("microbatches")[0], false, outcome,
+             how.at("seed").get<std::uint64_t>());
     c10::Dict<std::string, at::Tensor> gradients;
     for (const auto& [name, gradient] : outcome.gradients) gradients.insert(name, gradient);
     c10::impl::GenericDict drawn(c10::StringType::get(), c10::AnyType::get());
@@ -355,7 +355,7 @@ class Job {
     double worst = INFINITY;
     try {
       Outcome outcome;
-      ::run(pipe, data_, schedule, ranks, microbatches, evaluation_, outcome);
+      run_pipe(pipe, data_, schedule, ranks, microbatches, evaluation_, outcome);
       worst = Comparison(data_, evaluation_, microbatches == 1)(outcome, where);
     } catch (const std::exception& error) {
       where = error.what();
@@ -393,4 +393,5 @@ int main(int argc, char** argv) {
       std::cout << json{{"name", job.at("name")}, {"failures", {error.what()}}}.dump() << std::endl;
     }
   }
+  return 0;
 }
