@@ -6,6 +6,7 @@
 
 #include "failure.h"
 #include "input.h"
+#include "printable.h"
 #include "stagecraft/core/error.h"
 
 namespace stagecraft::cli {
@@ -20,7 +21,7 @@ auto read_parsed(const std::string& path, Parse&& parse) {
     std::string line = error.what();
     std::string details;
     if (const std::size_t end = line.find('\n'); end != std::string::npos) {
-      details = line.substr(end + 1) + "\n";
+      details = printable_lines(line.substr(end + 1)) + "\n";  // keys are whatever the file says
       line.resize(end);
     }
     throw Failure(kUnusable, fmt::format("{}: {}", source_name(path), line), details);

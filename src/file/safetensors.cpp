@@ -13,6 +13,9 @@
 namespace stagecraft::safetensors {
 namespace {
 
+/// Read and summed up while it is in the cache.
+constexpr std::size_t kBlock = std::size_t{256} << 10U;
+
 /// As much as the header takes, or as there is.
 std::string beginning_of(const ByteSource& file) {
   std::uint64_t length = 0;
@@ -41,7 +44,34 @@ void Reader::read(const Entry& entry, std::uint64_t offset, void* into, std::siz
     throw InvalidArgument(fmt::format("tensor {} has {} bytes, cannot read {} from byte {} on", in_quotes(entry.name),
                                       entry.bytes, size, offset));
   }
-  file_->read(entry.begin + offset, into, size);
+  if (!entry.checksum || size < entry.bytes) return file_->read(entry.begin + offset, into, size);
+  Checksum sum;
+  auto* next = static_cast<char*>(into);
+  for (std::size_t done = 0; done < size; done += kBlock) {
+    const std::size_t block = std::min(kBlock, size - done);
+    file_->read(entry.begin + done, next + done, block);
+    sum.add(next + done, block);
+  }
+  require_sum(entry, sum);
+}
+
+void Reader::check(const Entry& entry) const {
+  if (!entry.checksum) return;
+  Checksum sum;
+  std::string block(std::min<std::uint64_t>(kBlock, entry.bytes), '\0');
+  for (std::uint64_t done = 0; done < entry.bytes; done += block.size()) {
+    const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(block.size(), entry.bytes - done));
+    file_->read(entry.begin + done, block.data(), size);
+    sum.add(block.data(), size);
+  }
+  require_sum(entry, sum);
+}
+
+void Reader::require_sum(const Entry& entry, const Checksum& sum) const {
+  if (sum.value() == *entry.checksum) return;
+  throw ChecksumError(path(), fmt::format("tensor {} is damaged: its data has the checksum {}, but {} was written: "
+                                          "fetch the file again, or take an older one",
+                                          in_quotes(entry.name), hex_text(sum.value()), hex_text(*entry.checksum)));
 }
 
 namespace {
@@ -56,17 +86,14 @@ std::vector<Entry> in_file_order(std::vector<Entry> entries) {
 }  // namespace
 
 Writer::Writer(const std::string& path, std::vector<Entry> entries, const Metadata& metadata)
-    : file_(path), entries_(in_file_order(std::move(entries))) {
-  const std::string header = written_header(entries_, metadata);
+    : file_(path), entries_(in_file_order(std::move(entries))), metadata_(metadata) {
+  const std::string header = written_header(entries_, metadata_);  // with room for the checksums
   file_.write(header.data(), header.size());
 }
 
 void Writer::write(const Entry& entry, const void* bytes, std::size_t size) {
   if (size == 0) return;
-  while (at_ < entries_.size() && written_ == entries_[at_].bytes) {
-    ++at_;
-    written_ = 0;
-  }
+  while (at_ < entries_.size() && written_ == entries_[at_].bytes) finish_entry();
   if (at_ == entries_.size() || entries_[at_].name != entry.name) {
     throw InvalidArgument(
         fmt::format("{}: it is not the turn of tensor {}, but {}", file_.path(), in_quotes(entry.name),
@@ -78,15 +105,26 @@ void Writer::write(const Entry& entry, const void* bytes, std::size_t size) {
                                       size - (entries_[at_].bytes - written_)));
   }
   file_.write(bytes, size);
+  sum_.add(bytes, size);
   written_ += size;
 }
 
+void Writer::finish_entry() {
+  entries_[at_++].checksum = sum_.value();
+  sum_ = Checksum();
+  written_ = 0;
+}
+
 void Writer::commit() {
-  for (std::uint64_t done = written_; at_ < entries_.size(); ++at_, done = 0) {
-    if (done == entries_[at_].bytes) continue;
-    throw InvalidArgument(fmt::format("{}: tensor {} is not written: {} of {} bytes are there", file_.path(),
-                                      in_quotes(entries_[at_].name), done, entries_[at_].bytes));
+  while (at_ < entries_.size()) {
+    if (written_ < entries_[at_].bytes) {
+      throw InvalidArgument(fmt::format("{}: tensor {} is not written: {} of {} bytes are there", file_.path(),
+                                        in_quotes(entries_[at_].name), written_, entries_[at_].bytes));
+    }
+    finish_entry();
   }
+  const std::string header = written_header(entries_, metadata_);
+  file_.write_at(0, header.data(), header.size());
   file_.commit();
 }
 

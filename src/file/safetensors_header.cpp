@@ -8,9 +8,9 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "parse_json.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/faults.h"
 
@@ -114,10 +114,8 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(std::size_t position, const std::string& last, const nlohmann::detail::exception& error) override {
-    std::string_view reason = error.what();
-    if (const auto colon = reason.rfind(": "); colon != std::string_view::npos) reason.remove_prefix(colon + 2);
-    faults_.add(
-        fmt::format("the header is not JSON at its byte {}, {}: {}", position, in_quotes(last), in_quotes(reason)));
+    faults_.add(fmt::format("the header is not JSON at its byte {}, {}: {}", position, in_quotes(last),
+                            in_quotes(json::reason_in(error.what()))));
     return false;
   }
 
@@ -273,10 +271,14 @@ Header Header::parse(std::string_view beginning, std::uint64_t file_size, const 
   if (!faults.empty()) refuse(path, faults.text());
   for (Entry& entry : header.entries) entry.begin += kPrefix + length;
   header.metadata = std::move(events.metadata);
+  take_checksums(header, faults);
+  if (!faults.empty()) refuse(path, faults.text());
   return header;
 }
 
-std::string written_header(std::vector<Entry>& entries, const Metadata& metadata) {
+std::string written_header(std::vector<Entry>& entries, const Metadata& given) {
+  Metadata metadata = given;
+  add_checksums(entries, metadata);
   std::vector<std::string> parts;
   const auto in_json = [](const std::string& words) -> std::string {
     try {
@@ -285,11 +287,6 @@ std::string written_header(std::vector<Entry>& entries, const Metadata& metadata
       throw InvalidArgument(in_quotes(words) + " is not UTF-8 and cannot be in a safetensors file: rename it");
     }
   };
-  if (!metadata.empty()) {
-    std::vector<std::string> pairs;
-    for (const auto& [key, value] : metadata) pairs.push_back(in_json(key) + ":" + in_json(value));
-    parts.push_back(fmt::format("\"{}\":{{{}}}", kMetadata, fmt::join(pairs, ",")));
-  }
   std::uint64_t end = 0;
   std::set<std::string_view> names = {kMetadata};
   for (Entry& entry : entries) {
@@ -306,7 +303,10 @@ std::string written_header(std::vector<Entry>& entries, const Metadata& metadata
     parts.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", in_json(entry.name),
                                 entry.dtype, fmt::join(entry.shape, ","), entry.begin, end));
   }
-  std::string text = fmt::format("{{{}}}", fmt::join(parts, ","));
+  std::vector<std::string> pairs;
+  for (const auto& [key, value] : metadata) pairs.push_back(in_json(key) + ":" + in_json(value));
+  std::string text = fmt::format("{{\"{}\":{{{}}}{}{}}}", kMetadata, fmt::join(pairs, ","), parts.empty() ? "" : ",",
+                                 fmt::join(parts, ","));
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size();
   if (length > kMostHeaderBytes) {

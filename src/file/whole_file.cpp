@@ -126,6 +126,18 @@ void WholeFile::write(const void* bytes, std::size_t size) {
   unsynced_ = 0;
 }
 
+void WholeFile::write_at(std::uint64_t offset, const void* bytes, std::size_t size) {
+  const auto* from = static_cast<const char*>(bytes);
+  while (size > 0) {
+    const ssize_t written = ::pwrite(fd_, from, size, static_cast<off_t>(offset));
+    if (written < 0 && errno != EINTR) refuse(path_, errno);
+    if (written <= 0) continue;
+    from += written;
+    offset += static_cast<std::uint64_t>(written);
+    size -= static_cast<std::size_t>(written);
+  }
+}
+
 void WholeFile::finish() {
   if (fd_ < 0) return;
   // EINVAL: this file system has nothing to sync.

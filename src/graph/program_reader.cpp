@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "graph_reader.h"
+#include "parse_json.h"
 #include "stagecraft/graph/program.h"
 #include "weights_reader.h"
 
@@ -95,9 +96,11 @@ class ProgramReader {
 
   /// All of it: the parser's own filter would take time with the square of the number of values.
   [[nodiscard]] nlohmann::json parse(const std::string& record) const {
-    nlohmann::json result = nlohmann::json::parse(archive_.read_text(record), nullptr, /*allow_exceptions=*/false);
-    if (result.is_discarded()) refuse("record '" + record + "' is not JSON");
-    return result;
+    try {
+      return json::parse<nlohmann::json>(archive_.read_text(record), "save the model again");
+    } catch (const InvalidArgument& error) {
+      refuse("record '" + record + "': " + error.what());
+    }
   }
 
   void check_version(const Cursor& top) {

@@ -1,29 +1,37 @@
 #include "stagecraft/graph/tree.h"
 
-#include <nlohmann/json.hpp>
-
+#include "parse_json.h"
 #include "stagecraft/core/error.h"
 
 namespace stagecraft::graph {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr int kDeepest = 64;
 
-std::vector<std::string> names_in(const json& context, std::size_t children) {
+/// Null for a text that is not JSON, which no caller takes for anything else.
+Json parse_or_null(const std::string& text) {
+  try {
+    return json::parse<Json>(text, "save the model again");
+  } catch (const InvalidArgument&) {
+    return nullptr;
+  }
+}
+
+std::vector<std::string> names_in(const Json& context, std::size_t children) {
   if (!context.is_string()) return {};
-  const json parsed = json::parse(context.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+  const Json parsed = parse_or_null(context.get_ref<const std::string&>());
   if (!parsed.is_array() || parsed.size() != children) return {};
   std::vector<std::string> names;
-  for (const json& key : parsed) {
+  for (const Json& key : parsed) {
     if (!key.is_string() && !key.is_number_integer()) return {};
     names.push_back(key.is_string() ? key.get<std::string>() : key.dump());
   }
   return names;
 }
 
-Tree convert(const json& node, int depth) {
+Tree convert(const Json& node, int depth) {
   if (depth > kDeepest) throw InvalidArgument("nested more than " + std::to_string(kDeepest) + " deep");
   if (!node.is_object() || !node.contains("type") || !node.contains("children_spec") ||
       !node["children_spec"].is_array()) {
@@ -31,7 +39,7 @@ Tree convert(const json& node, int depth) {
   }
   if (node["type"].is_null()) return {};
   Tree tree;
-  for (const json& child : node["children_spec"]) tree.children.push_back(convert(child, depth + 1));
+  for (const Json& child : node["children_spec"]) tree.children.push_back(convert(child, depth + 1));
   tree.keys = node.contains("context") ? names_in(node["context"], tree.children.size()) : std::vector<std::string>{};
   const bool is_sequence = node["type"] == "builtins.tuple" || node["type"] == "builtins.list";
   const bool is_dict = node["type"] == "builtins.dict" || (!is_sequence && !tree.keys.empty());
@@ -51,7 +59,7 @@ int Tree::leaves() const {
 }
 
 Tree parse_tree(const std::string& text) {
-  const json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json parsed = parse_or_null(text);
   if (!parsed.is_array() || parsed.size() != 2 || parsed[0] != 1) {
     throw InvalidArgument("not a tree specification of version 1");
   }

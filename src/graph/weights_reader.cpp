@@ -1,9 +1,18 @@
 #include "weights_reader.h"
 
 #include "cursor.h"
+#include "parse_json.h"
 
 namespace stagecraft::graph {
 namespace {
+
+nlohmann::json parsed_record(const ZipArchive& archive, const std::string& record) {
+  try {
+    return json::parse<nlohmann::json>(archive.read_text(record), "save the model again");
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("record '" + record + "': " + error.what());
+  }
+}
 
 std::vector<std::int64_t> fixed_sizes(const Cursor& cursor) {
   std::vector<std::int64_t> result;
@@ -49,8 +58,7 @@ StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, 
                           Faults& faults) {
   StoredTensors result;
   if (!archive.contains(folder + configuration)) return result;
-  const nlohmann::json text = nlohmann::json::parse(archive.read_text(folder + configuration), nullptr, false);
-  if (text.is_discarded()) throw InvalidArgument("record '" + folder + configuration + "' is not JSON");
+  const nlohmann::json text = parsed_record(archive, folder + configuration);
   Cursor(text, configuration)["config"].each_entry([&](const std::string& name, const Cursor& entry) {
     const auto refuse = [&](const std::string& why) {
       faults.add("the weight '" + name + "' " + why);

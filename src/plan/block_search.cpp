@@ -29,7 +29,7 @@ void BlockSearch::run(Dispatcher& dispatcher, double parts, double lower_bound,
   const double end = dispatcher.parts_done() + parts;
   while (dispatcher.parts_done() < end && best_.outcome.span > lower_bound * (1 + kSame) && !cancelled()) {
     if (value == kNone || failures > kPatience) {
-      value = draw(dispatcher, block);
+      value = draw(dispatcher, block, cancelled);
       failures = 0;
       continue;
     }
@@ -45,9 +45,9 @@ void BlockSearch::run(Dispatcher& dispatcher, double parts, double lower_bound,
 }
 
 /// A new start. Most blocks lead nowhere, so it is the best of several.
-double BlockSearch::draw(Dispatcher& dispatcher, Block& block) {
+double BlockSearch::draw(Dispatcher& dispatcher, Block& block, const std::function<bool()>& cancelled) {
   double value = kNone;
-  for (int i = 0; i < kDraws; ++i) {
+  for (int i = 0; i < kDraws && !cancelled(); ++i) {
     Block other = random_block(problem_, random_);
     const double other_value = value_of(dispatcher, other, value);
     if (other_value >= value) continue;

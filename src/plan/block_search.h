@@ -19,7 +19,7 @@ class BlockSearch {
   [[nodiscard]] std::int64_t trials() const { return trials_; }
 
  private:
-  double draw(Dispatcher& dispatcher, Block& block);
+  double draw(Dispatcher& dispatcher, Block& block, const std::function<bool()>& cancelled);
   double value_of(Dispatcher& dispatcher, const Block& block, double cutoff);
 
   const Problem& problem_;

@@ -44,6 +44,7 @@ class Climber {
 
 template <typename IsOver>
 void Climber::climb(Dispatcher& dispatcher, double parts, double heat, const IsOver& is_over) {
+  if (is_over(*this)) return;
   current_ = best_;
   current_value_ = compared(dispatcher.run(current_));
   dispatcher.critical_pairs(pairs_);

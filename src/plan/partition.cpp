@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "placements.h"
+#include "stagecraft/core/clock.h"
+#include "stagecraft/plan/exact.h"
 
 namespace stagecraft {
 namespace {
@@ -13,6 +16,8 @@ namespace {
 constexpr double kQuickEffort = 5e-4;    // to compare two partitions
 constexpr double kMostQuickParts = 2e4;  // of a schedule, beyond which comparing takes too long
 constexpr int kMostMoves = 40;
+constexpr double kLeastTime = 1e-3;   // a budget that is spent: only the least is done
+constexpr double kMostCutWork = 4e9;  // stages times the square of layers: some seconds
 
 double work_of(const StageCosts& costs) { return costs.forward + costs.backward_input + costs.backward_weight; }
 
@@ -113,6 +118,12 @@ Cuts balanced_cuts(const std::vector<Layer>& layers, const Placement& placement,
                     "fewer stages per rank",
                     layers.size(), placement.stages()));
   }
+  const auto count = static_cast<double>(layers.size());
+  if (placement.stages() * count * count > kMostCutWork) {
+    throw InvalidArgument(fmt::format(
+        "{} layers are too many to be cut into {} stages, the most is {:.0f}: join layers that stay together",
+        layers.size(), placement.stages(), std::floor(std::sqrt(kMostCutWork / placement.stages()))));
+  }
   const std::vector<double> sums = prefix_sums(layers);
   Cuts cuts = even_cuts(sums, placement, costs);
   // With several stages per rank it is the rank's sum that counts: move layers as long as that helps.
@@ -139,13 +150,22 @@ PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest
   quick.progress = nullptr;
   PartitionPlan best;
   double best_span = std::numeric_limits<double>::infinity();
+  const double start = seconds_now();
+  const auto left = [&] { return request.time_budget - (seconds_now() - start); };
+  // One that cannot be stays as it is, and is refused by `plan`.
+  const auto budget = [&](double share) {
+    return request.time_budget > 0 ? std::max(kLeastTime, share * left()) : request.time_budget;
+  };
+  bool finished = true;
   for (const Placement& placement : detail::placements_of(request)) {
     quick.placement = request.placement == PlacementChoice::kAny
                           ? (placement.style() == "v" ? PlacementChoice::kV : PlacementChoice::kLoop)
                           : request.placement;
     quick.stages_per_rank = placement.stages() / placement.ranks();
+    if (request.exact) check_exact_size(placement, request.microbatches);
     const auto span_of = [&](const Cuts& cuts) {
       quick.costs = costs_of_stages(layers, cuts, request.costs);
+      quick.time_budget = budget(0.5);
       return plan(quick).simulation.span;
     };
     Cuts cuts = balanced_cuts(layers, placement, request.costs);
@@ -157,6 +177,11 @@ PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest
       for (std::size_t s = 1; s + 1 < cuts.size() && moves > 0; ++s) {
         for (const int step : {-1, 1}) {
           if (!can_move(cuts, s, step)) continue;
+          if (left() < request.time_budget / 2) {  // the rest is for the plan itself
+            finished = false;
+            moves = 0;
+            break;
+          }
           Cuts moved = cuts;
           moved[s] += step;
           --moves;
@@ -181,7 +206,9 @@ PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest
   if (request.placement == PlacementChoice::kAny) {
     full.placement = best.plan.schedule.placement.style() == "v" ? PlacementChoice::kV : PlacementChoice::kLoop;
   }
+  full.time_budget = budget(1);
   best.plan = plan(full);
+  best.plan.finished = best.plan.finished && finished;
   return best;
 }
 

@@ -32,6 +32,7 @@ constexpr int kProbes = 6;            // short searches for the room that messag
 constexpr double kProbeEffort = 0.02;
 constexpr double kProbePart = 0.2;  // of the whole search, in what progress says
 constexpr double kMainEffort = 0.6;
+constexpr int kMostThreads = 24;  // variants of one policy: no step of the search does more at a time
 
 double parts_of(const Problem& problem) { return 3.0 * problem.stages * problem.microbatches; }
 
@@ -71,7 +72,9 @@ PlanResult PlacementPlan::run() {
   add_named();
   // As long again it takes to simulate what is found.
   deadline_ = budget_ -= std::min(0.5 * (budget_ - begin), seconds_() - begin);
-  if (counts_messages()) {
+  if (has_known_ && cancelled()) {
+    result_.finished = false;  // one trial may take longer than all that has been done
+  } else if (counts_messages()) {
     plan_around_messages();
   } else {
     plan_within(request_.memory_limit, 1, 0, 1);
@@ -134,17 +137,19 @@ double PlacementPlan::plan_within(double limit, double effort, double begin, dou
   std::vector<Family> families = starting_points(problem);
   const Problem fewer(request_.costs, placement_, std::min(problem.microbatches, enough_microbatches(problem)), limit);
   double left = effort;
+  SearchResult found;
   if (continues_fewer(problem)) {
     continue_fewer(families, fewer, problem, effort);
     left -= kFewerShare * effort;
   } else {
     deadline_ = seconds_() + kFirstShare * (budget_ - seconds_());
-    add_finalists(families, race(problem, families, kFirstShare * effort, 0));
+    found = race(problem, families, kFirstShare * effort, 0);
+    add_finalists(families, found);
     left -= kFirstShare * effort;
   }
   result_.finished = result_.finished && !cancelled();
   deadline_ = budget_;
-  const SearchResult found = race(problem, families, left, 1);
+  if (found.best.empty() || !cancelled()) found = race(problem, families, left, 1);
   return polished(problem, found.best, effort);
 }
 
@@ -176,10 +181,11 @@ void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem&
 std::vector<Family> PlacementPlan::starting_points(const Problem& problem) const {
   // Without slack limits the plain block always finds a way, however little memory there is.
   std::vector<Family> families = {variants_of(problem, policy_of(problem, Block()))};
-  for (const Schedule& schedule : known_schedules(placement_, problem.microbatches)) {
+  for_each_known_schedule(placement_, problem.microbatches, [&](const Schedule& schedule) {
     const Simulation simulation = simulate(schedule, request_.costs, {.keep_times = true});
     families.push_back(variants_of(problem, policy_from(problem, schedule, simulation)));
-  }
+    return !cancelled();
+  });
   return families;
 }
 
@@ -188,7 +194,8 @@ SearchResult PlacementPlan::race(const Problem& problem, const std::vector<Famil
   SearchOptions options;
   options.seed = 2 * request_.seed + number;
   options.effort = effort * request_.effort * std::min(kEffort, kMostTrials * parts_of(problem));
-  options.threads = request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency());
+  options.threads = std::min(
+      kMostThreads, request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency()));
   options.lower_bound = lower_bound(problem);
   options.more_microbatches = request_.microbatches - problem.microbatches;
   // Blocks of fewer microbatches are among the families.
@@ -240,12 +247,14 @@ double PlacementPlan::consider(Schedule schedule, const std::string& origin) {
 }
 
 void PlacementPlan::add_named() {
-  for (const Schedule& schedule : known_schedules(placement_, request_.microbatches)) {
+  for_each_known_schedule(placement_, request_.microbatches, [&](const Schedule& schedule) {
     Simulation simulation = simulate(schedule, request_.costs);
     least_peak_ = std::min(least_peak_, simulation.peak_memory());
     const bool fitting = fits(simulation);
+    has_known_ = has_known_ || fitting;
     result_.named.push_back({schedule.name, std::move(simulation), fitting});
-  }
+    return !has_known_ || !cancelled();
+  });
 }
 
 /// Known schedules may use full backwards and overlaps, which the search does not.

@@ -45,7 +45,8 @@ class PlacementPlan {
   double mean_work_ = 0;
   double part_done_ = 0;  // of all searches
   double part_per_effort_ = 1;
-  double least_peak_;  // of all schedules considered
+  double least_peak_;       // of all schedules considered
+  bool has_known_ = false;  // a known schedule fits
   PlanResult result_;
 };
 

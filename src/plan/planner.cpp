@@ -10,6 +10,7 @@
 #include "placement_plan.h"
 #include "placements.h"
 #include "stagecraft/core/clock.h"
+#include "stagecraft/plan/exact.h"
 #include "tolerances.h"
 
 namespace stagecraft {
@@ -19,10 +20,6 @@ using detail::kMemoryMargin;
 using detail::Problem;
 
 void check(const PlanRequest& request) {
-  if (request.ranks < 1) throw InvalidArgument(fmt::format("a plan needs at least 1 rank, got {}", request.ranks));
-  if (request.microbatches < 1) {
-    throw InvalidArgument(fmt::format("a plan needs at least 1 microbatch, got {}", request.microbatches));
-  }
   if (!(request.memory_limit >= 0) || !std::isfinite(request.memory_limit)) {
     throw InvalidArgument(
         fmt::format("a memory limit of {} is not possible: give one above 0, or 0 for none", request.memory_limit));
@@ -63,11 +60,16 @@ PlanResult plan(const PlanRequest& request) {
   for (const Placement& placement : placements) {
     require_fit(request.costs, placement.stages(), placement.ranks());
     check_limit(request, placement);
+    if (request.exact) check_exact_size(placement, request.microbatches);
   }
   const std::function<double()> seconds = [start = seconds_now()] { return seconds_now() - start; };
   std::optional<PlanResult> best;
   std::optional<InfeasibleLimit> refused;
   for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (best && (seconds() > request.time_budget || (request.stop && request.stop()))) {
+      best->finished = false;
+      break;
+    }
     const double budget = request.time_budget * static_cast<double>(i + 1) / static_cast<double>(placements.size());
     try {
       PlanResult result = detail::PlacementPlan(request, placements[i], seconds, budget).run();

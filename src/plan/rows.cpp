@@ -19,8 +19,8 @@ Schedule to_schedule(const Placement& placement, int microbatches, const std::ve
   return schedule;
 }
 
-std::vector<Schedule> known_schedules(const Placement& placement, int microbatches) {
-  std::vector<Schedule> known;
+void for_each_known_schedule(const Placement& placement, int microbatches,
+                             const std::function<bool(const Schedule&)>& visit) {
   const int v = placement.stages() / placement.ranks();
   for (const Generator* generator : generators()) {
     if (v < generator->min_stages_per_rank || v > generator->max_stages_per_rank) continue;
@@ -29,9 +29,8 @@ std::vector<Schedule> known_schedules(const Placement& placement, int microbatch
     Schedule schedule = make_schedule(generator->name, shape);
     if (!(schedule.placement == placement)) continue;
     schedule.name = generator->name;
-    known.push_back(std::move(schedule));
+    if (!visit(schedule)) return;
   }
-  return known;
 }
 
 Schedule one_at_a_time(const Placement& placement, int microbatches) {

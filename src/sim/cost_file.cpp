@@ -4,9 +4,9 @@
 
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "parse_json.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/faults.h"
 
@@ -289,22 +289,12 @@ class Reader {
 
 }  // namespace
 
-CostFile parse_cost_file(std::string_view json) {
-  Json root;
-  try {
-    root = Json::parse(json);
-  } catch (const Json::parse_error& error) {
-    const std::size_t before = std::min<std::size_t>(error.byte, json.size());
-    const auto line = 1 + std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(before), '\n');
-    throw InvalidArgument(fmt::format("line {}: this is not JSON: see 'stagecraft costs --example'", line));
-  } catch (const Json::out_of_range&) {
-    throw InvalidArgument("a number is too large for a double: costs must be finite");
-  }
-  return Reader().read(root);
+CostFile parse_cost_file(std::string_view text) {
+  return Reader().read(json::parse<Json>(text, "see 'stagecraft costs --example'"));
 }
 
-Costs parse_costs(std::string_view json) {
-  CostFile file = parse_cost_file(json);
+Costs parse_costs(std::string_view text) {
+  CostFile file = parse_cost_file(text);
   if (file.layers.empty()) return std::move(file.costs);
   throw InvalidArgument(
       "layers: costs by stage are needed here: 'stagecraft plan' cuts layers into stages, and its "
@@ -333,7 +323,8 @@ std::string costs_to_json(const Costs& costs) {
 
 std::string example_costs() {
   Costs costs;
-  const StageCosts first{.forward = 18.5,
+  // One stage stands for all, so that the example fits every number of stages and, from 2 on, of ranks.
+  const StageCosts stage{.forward = 18.5,
                          .backward_input = 18.1,
                          .backward_weight = 9.3,
                          .backward = 27.4,
@@ -345,13 +336,10 @@ std::string example_costs() {
                          .buffer_memory = 0.1,
                          .forward_bytes = 8e6,
                          .backward_bytes = 8e6};
-  StageCosts last = first;
-  last.forward = 21.0;
-  last.forward_bytes = 0;
-  costs.stages = {first, last};
+  costs.stages = {stage};
   costs.link = {.latency = 0.2, .bandwidth = 2e7};
   costs.links = {{.from = RankId(0), .to = RankId(1), .costs = {.latency = 0.4, .bandwidth = 1e7}}};
-  costs.rank_slowdown = {1.0, 1.05};
+  costs.rank_slowdown = {1.0};
   return costs_to_json(costs);
 }
 

@@ -64,7 +64,10 @@ JitterOutcome simulate_jitter(const Schedule& schedule, const Costs& costs, doub
     throw InvalidArgument(
         fmt::format("a jitter of {} is not possible: it is a part of each cost, from 0 to 1", jitter));
   }
-  if (runs < 1) throw InvalidArgument(fmt::format("jitter needs at least 1 run, got {}", runs));
+  if (runs < 1 || runs > kMostJitterRuns) {
+    throw InvalidArgument(fmt::format("jitter takes 1 to {} runs, got {}: a thousand tell the median and the tail well",
+                                      kMostJitterRuns, runs));
+  }
   std::vector<double> makespans;
   std::vector<double> spans;
   for (int i = 0; i < runs; ++i) {

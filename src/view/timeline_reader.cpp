@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "parse_json.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/faults.h"
 #include "stagecraft/schedule/action_text.h"
@@ -157,18 +157,6 @@ class Reader {
 
 }  // namespace
 
-Recording parse_timeline_trace(std::string_view json) {
-  Json root;
-  try {
-    root = Json::parse(json);
-  } catch (const Json::parse_error& error) {
-    const std::size_t before = std::min<std::size_t>(error.byte, json.size());
-    const auto line = 1 + std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(before), '\n');
-    throw InvalidArgument(fmt::format("line {}: this is not JSON; {}", line, kRemedy));
-  } catch (const Json::out_of_range&) {
-    throw InvalidArgument("a number is too large for a double: times must be finite");
-  }
-  return Reader().read(root);
-}
+Recording parse_timeline_trace(std::string_view text) { return Reader().read(json::parse<Json>(text, kRemedy)); }
 
 }  // namespace stagecraft

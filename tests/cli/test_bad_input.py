@@ -1,5 +1,6 @@
 """Input that is no schedule: one line with file, place, value, rule and remedy; exit code 2; never a crash or a hang."""
 
+import json
 import os
 import resource
 import subprocess
@@ -100,6 +101,44 @@ class Endless(CommandCase):
                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
             endless.stdout.close()
             self.assert_error(done, UNUSABLE, "<stdin>: row 1, column 1: ")
+
+
+class Json(CommandCase):
+    """Costs and timelines."""
+
+    def texts(self):
+        for levels in (1_000, 50_000, 2_000_000):
+            yield f"lists {levels}", "[" * levels + "]" * levels, "nested more than 256 deep"
+            yield f"objects {levels}", '{"a":' * levels + "1" + "}" * levels, "nested more than 256 deep"
+            yield f"open {levels}", "[" * levels, "nested more than 256 deep"
+            for key in ("comment", "forward", "links", "rank_slowdown", "layers", "otherData", "traceEvents"):
+                yield f"{key} {levels}", f'{{"{key}": {"[" * levels}{"]" * levels}}}', "nested more than 256 deep"
+        yield "infinite", '{"forward": 1e999}', "number overflow parsing '1e999'"
+        yield "cut off", '{"forward": 1', "line 1: this is not JSON"
+        yield "no text", "", "line 1: this is not JSON"
+        yield "not UTF-8", b'{"forward": "\xff"}', "line 1: this is not JSON"
+        yield "zero", b'{"forward": 1}\0, and more', "a byte 0"
+
+    def test_every_command_refuses_what_cannot_be_parsed(self):
+        schedule = self.generate("schedule.csv", ranks=2)
+        commands = [["costs", "bad.json"], ["simulate", schedule, "--costs", "bad.json"],
+                    ["compare", schedule, schedule, "--costs", "bad.json"],
+                    ["plan", "--ranks", 2, "--microbatches", 4, "--costs", "bad.json"], ["profile", "bad.json"]]
+        for name, text, why in self.texts():
+            self.file("bad.json", text)
+            for command in commands:
+                with self.subTest(name, command=command[0]):
+                    done = self.command(*command)
+                    self.assert_error(done, UNUSABLE, "bad.json: ", why)
+                    self.assertNotIn("json.exception", done.stderr)
+
+
+    def test_keys_are_shown_printably(self):
+        self.file("bad.json", json.dumps({"forward": -1, "\x1b[31mred": 1, "\u0085next": 2}))
+        done = self.command("costs", "bad.json")
+        self.assertEqual(done.returncode, UNUSABLE)
+        self.assertIn("unknown key", done.stderr)
+        self.assertNotRegex(done.stderr, "[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 class Memory(CommandCase):

@@ -171,7 +171,7 @@ class Model(exported.ExportCase, CommandCase):
     def test_broken_text(self):
         def cut_off(records):
             records[MODEL] = records[MODEL][:1000]
-        self.refuse_changed(cut_off, "model.json' is not JSON")
+        self.refuse_changed(cut_off, "model.json': line 1: this is not JSON")
 
         def not_graph(records):
             records[MODEL] = b"[1, 2]"
@@ -183,7 +183,19 @@ class Model(exported.ExportCase, CommandCase):
 
         def deep(records):
             records[MODEL] = b"[" * 1_000_000
-        self.refuse_changed(deep, "is not JSON")
+        self.refuse_changed(deep, "model.json': line 1: ", "nested more than 256 deep", "save the model again")
+
+        def deep_and_closed(records):
+            records[MODEL] = b"[" * 1_000_000 + b"]" * 1_000_000
+        self.refuse_changed(deep_and_closed, "nested more than 256 deep")
+
+        def deep_weights(records):
+            records[WEIGHTS] = b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_000
+        self.refuse_changed(deep_weights, WEIGHTS.rsplit("/", 1)[1], "nested more than 256 deep")
+
+        def endless_number(records):
+            records[MODEL] = b'{"schema_version": 1e999}'
+        self.refuse_changed(endless_number, "number overflow parsing '1e999'")
 
     def test_graph_that_does_not_fit(self):
         def unknown_value(records):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -58,6 +59,27 @@ class Plan(CommandCase):
         self.assert_error(self.command(*self.plan()), UNUSABLE, "3 stages", "4 ranks")
         self.file("costs.json", json.dumps({**COSTS, "latency": -1}))
         self.assert_error(self.command(*self.plan()), UNUSABLE, "costs.json: latency: got -1")
+
+    def test_sizes_are_refused_before_they_take_memory_or_time(self):
+        limit = 1 << 30
+
+        def limited():
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if self.command("list", preexec_fn=limited).returncode != OK:
+            limited = None  # this build needs more address space than the limit
+        huge = 2147483647
+        cases = [((1_000_000_000, 8), [], "1000000000 ranks is too large"), ((100_000, 8), [], "the most is 1024"),
+                 ((huge, huge), ["--stages-per-rank", huge], "too large"),
+                 ((8, 8), ["--stages-per-rank", 100_000_000], "100000000 stages per rank is too large"),
+                 ((8, huge), [], "use at most 87381 microbatches"), ((8, 200), ["--exact"], "plan without --exact"),
+                 ((1000, 1), ["--exact"], "has 3000 F, I and W, more than 1500")]
+        for (ranks, microbatches), more, why in cases:
+            with self.subTest(ranks=ranks, microbatches=microbatches, more=more):
+                args = self.plan(*more, ranks=ranks, microbatches=microbatches)
+                self.assert_error(self.command(*args, preexec_fn=limited), UNUSABLE, why)
+
+    def test_many_threads_are_no_more_than_can_work(self):
+        self.output(*self.plan("--threads", 2147483647))
 
     def test_exact(self):
         report = json.loads(self.output(*self.plan("--exact", "--format", "json", ranks=2, microbatches=3)))

@@ -92,7 +92,8 @@ class Shapes(CommandCase):
             ("GPipe", *SHAPE, "--memory-limit", "2"): ["memory"],
             ("GPipe", "--ranks", "4", "--microbatches", "1000000000"): ["1000000000 microbatches"],
             ("DualPipeV", "--ranks", "2147483647", "--microbatches", "2147483647"): ["2147483647 ranks"],
-            ("Interleaved1F1B", *SHAPE, "--stages-per-rank", "2147483647"): ["2147483647"],
+            ("Interleaved1F1B", *SHAPE, "--stages-per-rank", "2147483647"): ["2147483647 stages per rank", "limit of",
+                                                                             "use fewer ranks, stages per rank"],
         }
         for args, parts in cases.items():
             with self.subTest(args):

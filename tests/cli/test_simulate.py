@@ -66,6 +66,8 @@ class Simulate(CommandCase):
                                 "0.1" if flag == "--runs" else value, *(["--runs", "0"] if flag == "--runs" else []))
             self.assert_error(done, UNUSABLE)
         self.assert_error(self.command("simulate", "s.csv"), UNUSABLE, "--costs is required")
+        done = self.command("simulate", "s.csv", "--costs", "costs.json", "--jitter", "0.1", "--runs", "2147483647")
+        self.assert_error(done, UNUSABLE, "1 to 1000000 runs, got 2147483647")
 
     def test_a_schedule_that_cannot_run_is_refused(self):
         self.file("s.csv", "0B0,0F0\n")

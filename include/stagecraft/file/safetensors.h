@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "stagecraft/core/error.h"
 #include "stagecraft/file/bytes.h"
+#include "stagecraft/file/checksum.h"
 #include "stagecraft/file/whole_file.h"
 
 /// Files of tensors by name, in the format of the Python package of that name:
@@ -16,6 +19,9 @@
 ///     header        JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
 ///                   "__metadata__": {"key": "text", ...}}, padded with spaces to a multiple of 8
 ///     data          offsets count from its beginning; the tensors fill it without gap or overlap
+///
+/// Files written here have checksums (XXH64, 16 hexadecimal digits) in their metadata: "stagecraft.xxh64.<tensor>" of a
+/// tensor's data, and "stagecraft.xxh64" of everything else that the header says. Files without them are read as well.
 namespace stagecraft::safetensors {
 
 /// Bits of one number by dtype, as the format calls it ("F32", "BF16", "BOOL", ...); 0 for what is none.
@@ -27,6 +33,7 @@ struct Entry {
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;  ///< In the file.
   std::uint64_t bytes = 0;
+  std::optional<std::uint64_t> checksum = std::nullopt;  ///< Of its data, where the file says it.
 
   /// "F32 [2, 3]".
   [[nodiscard]] std::string text() const;
@@ -34,12 +41,18 @@ struct Entry {
 
 using Metadata = std::map<std::string, std::string>;
 
+/// A tensor's data does not have the checksum that the header says.
+class ChecksumError : public FileError {
+ public:
+  using FileError::FileError;
+};
+
 /// Headers above this are refused, as elsewhere.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
 struct Header {
   std::vector<Entry> entries;  ///< In the order of their data.
-  Metadata metadata;
+  Metadata metadata;           ///< Without the checksums.
 
   /// Of a file of `file_size` bytes that begins like this; `beginning` holds at least the header. Throws FileError with
   /// all that is wrong with it; a header that is returned can be relied on.
@@ -61,10 +74,15 @@ class Reader {
   [[nodiscard]] const Entry* find(const std::string& name) const;
 
   /// `size` bytes of an entry from `offset` on, and nothing else. Throws InvalidArgument beyond its end, FileError when
-  /// they cannot be read.
+  /// they cannot be read; ChecksumError when a whole entry is read and is not what was written, with what is there in
+  /// `into`. A part of an entry has no checksum of its own: `check` looks at the whole.
   void read(const Entry& entry, std::uint64_t offset, void* into, std::size_t size) const;
+  /// Reads all of an entry that has a checksum, and keeps nothing. Throws ChecksumError, FileError.
+  void check(const Entry& entry) const;
 
  private:
+  void require_sum(const Entry& entry, const Checksum& sum) const;
+
   std::shared_ptr<const ByteSource> file_;
   Header header_;
   std::unordered_map<std::string_view, const Entry*> by_name_;
@@ -74,7 +92,7 @@ class Reader {
 class Writer {
  public:
   /// Of the entries, name, dtype and shape count. Throws InvalidArgument for a name that comes twice, and what cannot
-  /// be written down; FileError.
+  /// be written down, such as metadata with the names of checksums; FileError.
   Writer(const std::string& path, std::vector<Entry> entries, const Metadata& metadata = {});
 
   /// In the order in which they must be written: wider numbers first, so that all are aligned in the file.
@@ -87,10 +105,14 @@ class Writer {
   void commit();
 
  private:
+  void finish_entry();
+
   WholeFile file_;
   std::vector<Entry> entries_;
+  Metadata metadata_;
   std::size_t at_ = 0;         // the entry whose turn it is
   std::uint64_t written_ = 0;  // of it
+  Checksum sum_;               // of that
 };
 
 }  // namespace stagecraft::safetensors

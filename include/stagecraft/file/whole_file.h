@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 /// Files that appear whole or not at all.
@@ -30,6 +31,8 @@ class WholeFile {
 
   /// Appends. Throws FileError, on a full disk at the first byte that does not fit.
   void write(const void* bytes, std::size_t size);
+  /// Overwrites bytes that were written before. Throws FileError.
+  void write_at(std::uint64_t offset, const void* bytes, std::size_t size);
   /// Everything is on the disk, and nothing more can be written. Throws FileError.
   void finish();
   /// Finishes it and moves it over its place. Throws FileError, and then the place is untouched.

@@ -7,9 +7,13 @@ namespace stagecraft {
 struct ExactResult {
   Schedule schedule;
   Simulation simulation;
-  /// Whether the span is proven to be the smallest there is; else the time ran out, and it is the best found.
+  /// Whether the span is proven to be the smallest there is. Else the time ran out, and it is the best found; or
+  /// messages share links, which the program does not know, and make the schedule longer than the program says.
   bool proven = false;
 };
+
+/// Throws InvalidArgument when the case is too large for `solve_exactly`, in little time and memory whatever the size.
+void check_exact_size(const Placement& placement, int microbatches);
 
 /// The smallest span, by a mixed-integer program that the COIN-OR CBC solver (the program `cbc`) works on for at most
 /// `seconds`. For small cases only: about 4 ranks and 6 microbatches. `known_span` is that of any schedule that is

@@ -63,7 +63,8 @@ struct PlanResult {
   /// No schedule with this placement and limit has a smaller span; the bubble that this means.
   double lower_bound_span = 0;
   double lower_bound_bubble = 0;
-  /// Every known schedule for these ranks, stages and microbatches, in the order of `generators()`.
+  /// Every known schedule for these ranks, stages and microbatches, in the order of `generators()`; those up to the
+  /// first that fits, where the time is up with it.
   std::vector<NamedOutcome> named;
   std::int64_t trials = 0;
   double seconds = 0;

@@ -20,8 +20,10 @@ struct JitterOutcome {
   double p95_span = 0;
 };
 
+inline constexpr int kMostJitterRuns = 1'000'000;
+
 /// `runs` simulations whose computes vary by `jitter` (a standard deviation, as a part of each cost). The same seed
-/// gives the same outcome. Throws InvalidArgument unless 0 <= jitter <= 1 and runs >= 1.
+/// gives the same outcome. Throws InvalidArgument unless 0 <= jitter <= 1 and 1 <= runs <= kMostJitterRuns.
 JitterOutcome simulate_jitter(const Schedule& schedule, const Costs& costs, double jitter, int runs,
                               std::uint64_t seed);
 

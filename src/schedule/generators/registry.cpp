@@ -53,6 +53,8 @@ void check_at_least_one(std::string_view what, int value) {
 
 void check_stages_per_rank(const Generator& generator, int stages_per_rank) {
   if (stages_per_rank >= generator.min_stages_per_rank && stages_per_rank <= generator.max_stages_per_rank) return;
+  // It takes any number; a number above the most stages that there can be is refused for its size.
+  if (generator.max_stages_per_rank == kMaxStage && stages_per_rank > kMaxStage) return;
   const std::string name(generator.name);
   const std::string remedy = generator.max_stages_per_rank == 1
                                  ? "; for more use Interleaved1F1B, LoopedBFS or InterleavedZeroBubble"
@@ -71,7 +73,7 @@ void check_size(const Shape& shape) {
   throw InvalidArgument("a schedule of " + std::to_string(shape.ranks) + " ranks, " +
                         std::to_string(shape.stages_per_rank) + " stages per rank and " +
                         std::to_string(shape.microbatches) + " microbatches could exceed the limit of " +
-                        std::to_string(kMaxSlots) + " slots: use fewer ranks or microbatches");
+                        std::to_string(kMaxSlots) + " slots: use fewer ranks, stages per rank or microbatches");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <random>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
@@ -64,6 +65,12 @@ TEST(SafetensorsHeader, LengthsThatLie) {
 
 TEST(SafetensorsHeader, NotJson) {
   EXPECT_THAT(fault("{\"a\":", 0), HasSubstr("the header is not JSON at its byte"));
+  EXPECT_THAT(fault(R"({"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,4]}})", 4),
+              AllOf(HasSubstr("number overflow"), Not(HasSubstr("json.exception"))));
+  for (const int levels : {10'000, 3'000'000}) {  // nothing is kept of what nobody knows
+    const std::string lists(static_cast<std::size_t>(levels), '[');
+    EXPECT_THAT(fault("{\"a\":{\"dtype\":\"F32\",\"extra\":" + lists, 0), HasSubstr("the header is not JSON"));
+  }
   EXPECT_THAT(fault("{} {}", 0), HasSubstr("not JSON"));
   EXPECT_THAT(fault("{\"\xff\":1}", 0), HasSubstr("not JSON"));
   EXPECT_THAT(fault(std::string("{}\0", 3), 0), HasSubstr("not JSON"));
@@ -173,6 +180,111 @@ TEST(Safetensors, WriterKeepsToWhatWasAnnounced) {
   }
   EXPECT_EQ(folder.text("w"), "old");
   EXPECT_THAT(folder.names(), ElementsAre("w"));
+}
+
+constexpr const char* kNothing = "nothing was thrown";
+
+/// A file with three tensors and metadata, as its bytes.
+std::string written(const ScratchFolder& folder) {
+  const std::string path = folder.path("sums");
+  Writer writer(path, {{"a", "F32", {50, 100}}, {"b", "U8", {7}}, {"none", "F32", {0}}}, {{"step", "12"}});
+  for (const Entry& entry : writer.entries()) {
+    std::string data(entry.bytes, '\0');
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 7 + entry.name[0]);
+    writer.write(entry, data.data(), data.size() / 3);
+    writer.write(entry, data.data() + data.size() / 3, data.size() - data.size() / 3);
+  }
+  writer.commit();
+  return folder.text("sums");
+}
+
+/// Reads everything that is in the file.
+std::string read_all(const ScratchFolder& folder, const std::string& bytes) {
+  folder.write("changed", bytes);
+  return message_of([&] {
+    const Reader reader(folder.path("changed"));
+    for (const Entry& entry : reader.entries()) {
+      std::string data(entry.bytes, '\0');
+      reader.read(entry, 0, data.data(), data.size());
+    }
+  });
+}
+
+TEST(SafetensorsChecksums, EveryFlippedBitOfTheDataIsRefused) {
+  const ScratchFolder folder;
+  const std::string good = written(folder);
+  const Reader reader(folder.path("sums"));
+  EXPECT_THAT(reader.metadata(), ElementsAre(Pair("step", "12"))) << "checksums are not the user's";
+  for (const Entry& entry : reader.entries()) EXPECT_TRUE(entry.checksum) << entry.name;
+  const std::size_t begin = reader.entries().front().begin;
+  const auto seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 300; ++trial) {
+    const std::size_t at = begin + random() % (good.size() - begin);
+    std::string bytes = good;
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+    EXPECT_THAT(read_all(folder, bytes), AllOf(HasSubstr("/changed: tensor '"), HasSubstr("' is damaged"),
+                                               HasSubstr("checksum"), HasSubstr("fetch the file again")))
+        << "byte " << at << ", seed " << seed;
+  }
+}
+
+TEST(SafetensorsChecksums, EveryFlippedBitOfTheHeaderIsRefused) {
+  const ScratchFolder folder;
+  const std::string good = written(folder);
+  const std::size_t begin = Reader(folder.path("sums")).entries().front().begin;
+  for (std::size_t bit = 0; bit < 8 * begin; ++bit) {
+    std::string bytes = good;
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+    EXPECT_NE(message_of([&] { parsed(bytes); }), kNothing) << "byte " << bit / 8 << " '" << good[bit / 8] << "'";
+  }
+}
+
+TEST(SafetensorsChecksums, EveryCutFileIsRefused) {
+  const ScratchFolder folder;
+  const std::string good = written(folder);
+  for (std::size_t size = 0; size < good.size(); size += size < 1000 ? 1 : 97) {
+    EXPECT_NE(message_of([&] { parsed(good.substr(0, size)); }), kNothing) << size;
+  }
+}
+
+TEST(SafetensorsChecksums, AFileWithoutThemIsRead) {
+  const std::string json = braces(u8("a", 0, 4));
+  const ScratchFolder folder;
+  EXPECT_EQ(read_all(folder, file_of(json, 4)), kNothing);
+  EXPECT_FALSE(parsed(file_of(json, 4)).entries[0].checksum);
+}
+
+TEST(SafetensorsChecksums, ThoseThatDoNotFitTheFile) {
+  const auto with = [](const std::string& metadata) {
+    return fault(braces("\"__metadata__\":" + braces(metadata) + "," + u8("a", 0, 4)), 4);
+  };
+  const std::string sum = "\"0123456789abcdef\"";
+  EXPECT_THAT(with("\"stagecraft.xxh64.a\":" + sum), HasSubstr("but it says none"));
+  EXPECT_THAT(with("\"stagecraft.xxh64\":" + sum), HasSubstr("tensor 'a' has no checksum"));
+  EXPECT_THAT(with("\"stagecraft.xxh64.a\":\"12\""), HasSubstr("checksum '12', which is not 16"));
+  EXPECT_THAT(with("\"stagecraft.xxh64.a\":\"0123456789ABCDEF\""), HasSubstr("which is not 16"));
+  EXPECT_THAT(with("\"stagecraft.xxh64.a\":" + sum + ",\"stagecraft.xxh64.b\":" + sum),
+              AllOf(HasSubstr("a checksum of 'b', but no such tensor"), HasSubstr("leaves out its metadata")));
+  EXPECT_THAT(with("\"stagecraft.xxh64.a\":" + sum + ",\"stagecraft.xxh64\":" + sum), HasSubstr("it is damaged"));
+  const ScratchFolder folder;
+  EXPECT_THAT(message_of([&] {
+                const Writer w(folder.path("w"), {}, {{"stagecraft.xxh64.x", "1"}});
+              }),
+              HasSubstr("has the name of a checksum"));
+}
+
+TEST(SafetensorsChecksums, APartIsReadWithoutAndTheWholeCanBeChecked) {
+  const ScratchFolder folder;
+  std::string bytes = written(folder);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);  // of "b"
+  folder.write("changed", bytes);
+  const Reader reader(folder.path("changed"));
+  char byte = 0;
+  EXPECT_NO_THROW(reader.read(*reader.find("b"), 0, &byte, 1));
+  EXPECT_THROW(reader.check(*reader.find("b")), ChecksumError);
+  EXPECT_NO_THROW(reader.check(*reader.find("a")));
+  EXPECT_NO_THROW(reader.check(*reader.find("none")));
 }
 
 TEST(Safetensors, FilesThatCannotBeRead) {

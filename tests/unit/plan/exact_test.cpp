@@ -53,6 +53,19 @@ TEST(Exact, ThePlannerIsWithinOnePercentOnFiftyRandomCosts) {
   }
 }
 
+TEST(Exact, ClaimsNothingWhereMessagesShareALink) {
+  // Messages take as long as computes, and pass a link one after the other, of which the program knows nothing.
+  Costs costs;
+  costs.stages[0] = {.forward = 1, .backward_input = 1, .backward_weight = 0.1, .backward = 1.1};
+  costs.stages[0].forward_bytes = costs.stages[0].backward_bytes = 3;
+  costs.link.bandwidth = 1;
+  const ExactResult exact = solve_exactly(costs, Placement::linear(2), 4, 0, 100, 10);
+  EXPECT_TRUE(verify(exact.schedule).ok());
+  EXPECT_FALSE(exact.proven);
+  costs.link.bandwidth = 0;
+  EXPECT_TRUE(solve_exactly(costs, Placement::linear(2), 4, 0, 100, 10).proven) << "without a limit it knows all";
+}
+
 TEST(Exact, SaysWhatItNeeds) {
   const Costs costs;
   EXPECT_THAT(message_of([&] { solve_exactly(costs, Placement::v(8, 2), 24, 16, 1000, 1); }),

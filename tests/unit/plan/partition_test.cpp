@@ -72,5 +72,25 @@ TEST(Partition, CutsAndScheduleTogetherAreNoWorseThanBalancedCutsAlone) {
   EXPECT_LE(together.plan.simulation.span, plan(request).simulation.span * 1.001);
 }
 
+TEST(Partition, ManyLayersAreRefusedBeforeTheyTakeTime) {
+  const std::vector<Layer> layers(100'000);
+  EXPECT_THAT(message_of([&] { balanced_cuts(layers, Placement::linear(8), {}); }),
+              testing::HasSubstr("100000 layers are too many to be cut into 8 stages, the most is 22360"));
+}
+
+TEST(Partition, TheTimeBudgetIsThatOfAllPlansTogether) {
+  PlanRequest request;
+  request.ranks = 8;
+  request.microbatches = 64;
+  request.placement = PlacementChoice::kLinear;
+  request.time_budget = 1e-3;
+  const PartitionPlan found = plan_partition(std::vector<Layer>(64), request);
+  EXPECT_FALSE(found.plan.finished);
+  EXPECT_EQ(found.cuts.size(), 9U);
+  request.time_budget = -1;
+  EXPECT_THAT(message_of([&] { plan_partition(std::vector<Layer>(64), request); }),
+              testing::HasSubstr("time budget of -1"));
+}
+
 }  // namespace
 }  // namespace stagecraft

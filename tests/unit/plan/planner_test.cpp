@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
@@ -188,6 +189,41 @@ TEST(Planner, TheTimeBudgetBoundsTheLargestPlans) {
   const PlanResult result = plan(r);
   EXPECT_FALSE(result.finished);
   EXPECT_LT(result.seconds, 2 * (least + r.time_budget));
+}
+
+TEST(Planner, SizesAreRefusedBeforeMemoryIsTaken) {
+  const auto refused = [](int ranks, int microbatches, int stages_per_rank, bool exact = false) {
+    PlanRequest r = request(ranks, microbatches, PlacementChoice::kLoop, 0);
+    r.stages_per_rank = stages_per_rank;
+    r.exact = exact;
+    return message_of([&] { plan(r); });
+  };
+  constexpr int kHuge = std::numeric_limits<int>::max();
+  EXPECT_THAT(refused(1'000'000'000, 8, 1), HasSubstr("1000000000 ranks is too large, the most is 1024"));
+  EXPECT_THAT(refused(8, 8, 100'000'000), HasSubstr("100000000 stages per rank is too large, the most is 1024"));
+  EXPECT_THAT(refused(8, kHuge, 1), HasSubstr("use at most 87381 microbatches"));
+  EXPECT_THAT(refused(kHuge, kHuge, kHuge), HasSubstr("too large"));
+  EXPECT_THAT(refused(8, 200, 1, true), HasSubstr("plan without --exact"));
+}
+
+TEST(Planner, TheTimeBudgetCountsFromTheFirstScheduleOn) {
+  // One trial of this takes longer than the budget: what is left is the best known schedule.
+  PlanRequest r = request(512, 1024, PlacementChoice::kLinear, 0);
+  r.time_budget = 1e-3;
+  const PlanResult result = plan(r);
+  EXPECT_FALSE(result.finished);
+  EXPECT_EQ(result.trials, 0);
+  EXPECT_TRUE(verify(result.schedule).ok());
+}
+
+TEST(Planner, OneKnownScheduleIsEnoughWhereItIsToStopAtOnce) {
+  PlanRequest r = request(4, 8, PlacementChoice::kAny, 0);
+  r.stages_per_rank = 2;
+  r.stop = [] { return true; };
+  const PlanResult result = plan(r);
+  EXPECT_FALSE(result.finished);
+  EXPECT_EQ(result.named.size(), 1U);
+  EXPECT_TRUE(verify(result.schedule).ok());
 }
 
 TEST(Planner, RefusesWhatCannotBe) {

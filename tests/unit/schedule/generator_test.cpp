@@ -164,8 +164,9 @@ INSTANTIATE_TEST_SUITE_P(
                     BadShape{"Eager1F1B", {.ranks = 2, .microbatches = 4, .memory_limit = -3}, "got -3"},
                     BadShape{"GPipe", {.ranks = 2, .microbatches = 1'000'000'000}, "1000000000 microbatches"},
                     BadShape{"GPipe", {.ranks = INT32_MAX, .microbatches = INT32_MAX}, "limit of 134217728 slots"},
-                    BadShape{
-                        "LoopedBFS", {.ranks = 1, .stages_per_rank = INT32_MAX, .microbatches = 1}, "got 2147483647"}));
+                    BadShape{"LoopedBFS",
+                             {.ranks = 1, .stages_per_rank = INT32_MAX, .microbatches = 1},
+                             "2147483647 stages per rank"}));
 
 }  // namespace
 }  // namespace stagecraft
