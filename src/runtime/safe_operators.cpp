@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
-#ifdef __aarch64__
+#if defined(__aarch64__) && defined(__linux__)
 #include <link.h>
 
 #include <cstdlib>
@@ -23,7 +23,7 @@ void pick_vector_kernels() {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) at::ones({64}, type).sqrt_();
 }
 
-#ifdef __aarch64__
+#if defined(__aarch64__) && defined(__linux__)
 
 // oneDNN keeps primitives in a cache of the process, so that two threads that compute the same shape use one object. On
 // aarch64 the object may wrap a kernel of the Arm Compute Library that stores pointers of the call in progress: a
@@ -66,8 +66,7 @@ void separate_primitives() {
   if (each_call_has_its_own_primitive || !at::globalContext().userEnabledMkldnn()) return;
   at::globalContext().setUserEnabledMkldnn(false);
   std::cerr << "stagecraft: ranks as threads compute without oneDNN, whose cache of primitives is not safe between "
-               "threads on "
-               "this processor; start the process with "
+               "threads on this processor; start the process with "
             << kCapacity << "=0 to compute with it\n";
 }
 

@@ -23,9 +23,10 @@ struct Shape {
 
 Tensor convolve(Draw& draw, const Shape& shape) {
   const std::int64_t groups = shape.groups > 0 ? shape.groups : 4 * draw.size(1, 8);
-  const std::int64_t each = shape.groups > 0 ? shape.width * draw.size(1, 8) : 1;
+  const std::int64_t most = shape.width > 1 ? 3 : 8;
+  const std::int64_t each = shape.groups > 0 ? shape.width * draw.size(1, most) : 1;
   const std::int64_t in = groups * each;
-  const std::int64_t out = shape.groups > 0 ? groups * shape.width * draw.size(1, 8) : in;
+  const std::int64_t out = shape.groups > 0 ? groups * shape.width * draw.size(1, most) : in;
   std::vector<std::int64_t> input = {draw.size(1, 3), in};
   std::vector<std::int64_t> weight = {shape.transposed ? in : out, (shape.transposed ? out : in) / groups};
   const auto n = static_cast<std::size_t>(shape.dimensions);

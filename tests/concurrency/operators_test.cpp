@@ -9,11 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstring>
 #include <iostream>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "concurrency/operators.h"
