@@ -29,6 +29,10 @@ stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime
                       unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
                       unit/model/operators_test.cpp)
 target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime)  # failures that no user can cause
+# What measures time has the machine for itself.
+set_property(TEST runtime_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-Fidelity.*:Auto.*)
+add_test(NAME runtime_test.measured COMMAND runtime_test --gtest_brief=1 --gtest_filter=Fidelity.*:Auto.*)
+set_tests_properties(runtime_test.measured PROPERTIES TIMEOUT 600 RUN_SERIAL ON)
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
                       unit/checkpoint/interchange_test.cpp)
 execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
