@@ -48,7 +48,7 @@ endfunction()
 # stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
 function(stagecraft_fault_test name launcher program)
   add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_faults.py)
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300 COST 50  # it waits more than it computes
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 COST 50  # it waits more than it computes
     ENVIRONMENT "FAULT_PROGRAM=$<TARGET_FILE:${program}>;MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
 endfunction()
 
@@ -73,7 +73,7 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
   function(stagecraft_mpich_program name)
     add_executable(${name}_mpich $<TARGET_OBJECTS:stagecraft_mpich> $<TARGET_PROPERTY:${name},SOURCES>)
     target_link_options(${name}_mpich PRIVATE -Wl,--as-needed)
-    target_include_directories(${name}_mpich PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+    target_include_directories(${name}_mpich PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_PROPERTY:${name},INCLUDE_DIRECTORIES>)
     target_link_libraries(${name}_mpich PRIVATE ${STAGECRAFT_MPICH_LIBRARY} $<TARGET_PROPERTY:${name},LINK_LIBRARIES>)
     stagecraft_torch_program(${name}_mpich)
   endfunction()

@@ -20,7 +20,11 @@
 #include "timeline_message.h"
 
 namespace stagecraft {
-namespace {}  // namespace
+namespace {
+
+constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
+
+}  // namespace
 
 double StepResult::loss() const {
   if (losses.empty()) {
@@ -37,10 +41,14 @@ class Pipeline::Implementation {
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
     const std::vector<std::vector<StageId>> stages_by_rank = gather_stages();
     agree([&] { set_up(stages_by_rank); });
-    const std::string differences =
-        disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule())));
+    const std::string differences = compare();
     if (!differences.empty()) throw InvalidArgument(differences);
     share_weights();
+  }
+
+  std::string compare() {
+    const auto during = world_.everyone().during(kComparison);
+    return disagreement(world_.everyone().all_gather(statement_of(stages_, options_, schedule())));
   }
 
   void share_weights() {
@@ -49,7 +57,7 @@ class Pipeline::Implementation {
       tied_->make_equal();
     }
     if (world_.replicas() == 1) return;
-    averager_ = std::make_unique<Averager>(world_.more_peers(), stages_, active_->completion_order,
+    averager_ = std::make_unique<Averager>(world_.more_peers("the replicas' averaging"), stages_, active_->completion_order,
                                            options_.bucket_bytes, world_.device());
     averager_->make_equal();
     executor_->averager = averager_.get();
@@ -110,6 +118,7 @@ class Pipeline::Implementation {
     std::ostringstream own;
     for (const Stage& stage : stages_) own << stage.index().value << ' ';
     std::vector<std::vector<StageId>> all;
+    const auto during = world_.pipeline().during(kComparison);
     for (const std::string& text : world_.pipeline().all_gather(own.str())) {
       std::istringstream in(text);
       std::vector<StageId>& stages_of_rank = all.emplace_back();
@@ -191,6 +200,7 @@ class Pipeline::Implementation {
       own = std::current_exception();
       message = error.what();
     }
+    const auto during = world_.everyone().during(kComparison);
     const std::vector<std::string> all = world_.everyone().all_gather(message);
     if (own) std::rethrow_exception(own);
     for (std::size_t r = 0; r < all.size(); ++r) {
@@ -254,7 +264,9 @@ class Pipeline::Implementation {
   std::optional<Failure> settle(const std::exception_ptr& own) {
     try {
       return world_.transport().settle(world_.timeout());
-    } catch (...) {
+    } catch (const TransportError& error) {
+      // This rank goes on, and others may still be in the step: they are told, and no next step can be taken for this.
+      world_.transport().give_up({error.peer(), error.what()});
       if (own) std::rethrow_exception(own);
       throw;
     }
@@ -277,6 +289,7 @@ class Pipeline::Implementation {
     if (!has_first() && !has_last()) return;  // it does not know the rows, nor does it need them
     std::int64_t total = 0;
     bool all_know = true;
+    const auto during = world_.peers().during("the rows of the other replicas");
     for (const Message& message : world_.peers().all_gather(Message{{}, std::to_string(inputs.rows)})) {
       const std::int64_t rows = std::stoll(message.header);
       all_know &= rows > 0;
@@ -324,6 +337,7 @@ class Pipeline::Implementation {
     if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble) * share};
     if (has_last() && world_.replicas() > 1) own = of_all_replicas(std::move(own));
     const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
+    const auto during = world_.pipeline().during("the losses");
     const Message shared = world_.pipeline().broadcast(std::move(own), last.value);
     if (shared.tensors.empty()) return;
     result.losses = shared.tensors[0].unbind();
@@ -334,6 +348,7 @@ class Pipeline::Implementation {
   Message of_all_replicas(Message own) {
     std::vector<at::Tensor> losses;
     std::vector<at::Tensor> weights;
+    const auto during = world_.peers().during("the losses of the other replicas");
     for (const Message& message : world_.peers().all_gather(std::move(own))) {
       if (message.tensors.empty()) continue;
       losses.push_back(message.tensors[0]);
@@ -406,6 +421,7 @@ const Timeline& Pipeline::timeline() const { return implementation_->executor_->
 
 std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   std::vector<Timeline> all;
+  const auto during = implementation_->world_.pipeline().during("the timelines");
   for (const Message& message : implementation_->world_.pipeline().collect(to_message(timeline()), to.value)) {
     all.push_back(to_timeline(message));
   }
