@@ -67,8 +67,9 @@ demo: setup build  ## Train a small GPT on this repository's text, 4 ranks as th
 
 test: test-release test-asan test-tsan test-fuzz  ## Everything: unit, property, parity, command line, install, sanitizers, fuzzers
 
-test-all: test  ## The same, and every setting of the equivalence tests
+test-all: test  ## The same, every setting of the equivalence tests, and 200 random accidents
 	@echo "== every setting" && STAGECRAFT_TEST_ALL=1 build/bin/equivalence_test --gtest_brief=1
+	@echo "== accidents" && STAGECRAFT_FAULT_TRIALS=200 FAULT_PROGRAM=build/bin/fault_program MPIEXEC=mpirun python3 tests/faults/test_faults.py Trials
 
 test-release: setup .venv/.models-$(TRANSFORMERS_VERSION)
 	@$(call install_packages,$(TEST_PACKAGES))
@@ -83,7 +84,7 @@ test-fuzz: packages
 
 bench: setup build  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench
-	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench handover_bench replicas_bench export_bench fidelity_bench
+	@cmake --build --preset release -j $(JOBS) --target schedule_bench step_bench threads_bench ranks_bench handover_bench replicas_bench export_bench fidelity_bench
 	@failed=0; \
 	  .venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json || failed=1; \
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
