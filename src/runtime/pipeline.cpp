@@ -57,8 +57,8 @@ class Pipeline::Implementation {
       tied_->make_equal();
     }
     if (world_.replicas() == 1) return;
-    averager_ = std::make_unique<Averager>(world_.more_peers("the replicas' averaging"), stages_, active_->completion_order,
-                                           options_.bucket_bytes, world_.device());
+    averager_ = std::make_unique<Averager>(world_.more_peers("the replicas' averaging"), stages_,
+                                           active_->completion_order, options_.bucket_bytes, world_.device());
     averager_->make_equal();
     executor_->averager = averager_.get();
   }

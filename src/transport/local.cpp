@@ -145,12 +145,11 @@ struct LocalFabric::Shared {
 
   TimeoutError timeout_of(RankId rank, const Wait& wait, Timeout timeout) {
     std::vector<std::optional<Standing>> standings(mailboxes.size());
-    return timeout_error(rank, static_cast<int>(mailboxes.size()), wait, timeout,
-                         [&](RankId other) -> const Standing& {
-                           auto& standing = standings[other.index()];
-                           if (!standing) standing = standing_of(other);
-                           return *standing;
-                         });
+    return timeout_error(rank, static_cast<int>(mailboxes.size()), wait, timeout, [&](RankId other) -> const Standing& {
+      auto& standing = standings[other.index()];
+      if (!standing) standing = standing_of(other);
+      return *standing;
+    });
   }
 };
 
@@ -297,9 +296,8 @@ class LocalFabric::End : public Transport {
   }
 
   static void forget(std::vector<Wait>& waits, const Wait& wait) {
-    const auto own = std::find_if(waits.begin(), waits.end(), [&](const Wait& other) {
-      return other.from == wait.from && other.tag == wait.tag;
-    });
+    const auto own = std::find_if(waits.begin(), waits.end(),
+                                  [&](const Wait& other) { return other.from == wait.from && other.tag == wait.tag; });
     std::swap(*own, waits.back());
     waits.pop_back();
   }

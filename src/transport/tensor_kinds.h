@@ -4,8 +4,8 @@
 
 #include <vector>
 
-/// Which tensors travel between ranks. The same on every transport, so that a program does not depend on where its ranks
-/// run.
+/// Which tensors travel between ranks. The same on every transport, so that a program does not depend on where its
+/// ranks run.
 namespace stagecraft {
 
 /// Dense ones travel, also conjugated, expanded or transposed, on the meta device, and sparse ones of all layouts.

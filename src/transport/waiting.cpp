@@ -97,8 +97,9 @@ TimeoutError timeout_error(RankId own, int ranks, const Wait& wait, Timeout time
   const bool is_found =
       std::any_of(peers.begin(), peers.end(), [&](RankId peer) { return search.follow(peer, wait, path); });
   if (!is_found) {
-    return {begin + ", which waits for others that wait for it: look at whether all ranks do the same things in the "
-                    "same order",
+    return {begin +
+                ", which waits for others that wait for it: look at whether all ranks do the same things in the "
+                "same order",
             peers.front()};
   }
   // The text begins with the ranks that are waited for: one of several is named again.

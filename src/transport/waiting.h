@@ -37,10 +37,10 @@ struct Standing {
 };
 using StandingOf = std::function<const Standing&(RankId)>;
 
-/// The error of rank `own`, whose wait has lasted `timeout`. Follows the waits from rank to rank until one does not wait
-/// for any: it is the error's peer, and the text says how it was found. A rank waits for another as far as it needs it
-/// to go on: what its threads beside the main one do counts where their message is waited for, or where the main thread
-/// rests.
+/// The error of rank `own`, whose wait has lasted `timeout`. Follows the waits from rank to rank until one does not
+/// wait for any: it is the error's peer, and the text says how it was found. A rank waits for another as far as it
+/// needs it to go on: what its threads beside the main one do counts where their message is waited for, or where the
+/// main thread rests.
 TimeoutError timeout_error(RankId own, int ranks, const Wait& wait, Timeout timeout, const StandingOf& standing_of);
 
 }  // namespace stagecraft

@@ -2,9 +2,10 @@
 //
 //   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
 //
-// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps three timeouts); ACTION_NUMBER counts this rank's actions from 0, over all steps.
-// With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in every weight, and the rank has its
-// accident ACTION_NUMBER milliseconds after the first time. Ranks that are threads say how they end, as processes do.
+// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps three timeouts); ACTION_NUMBER counts this
+// rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in
+// every weight, and the rank has its accident ACTION_NUMBER milliseconds after the first time. Ranks that are threads
+// say how they end, as processes do.
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -103,6 +104,5 @@ int main(int argc, char** argv) {
     const auto x = torch::ones({8, 64});
     for (int step = 0; step < 1'000'000; ++step) pipeline.step({x}, {.target = x});
   };
-  return sc::launch(argc, argv, options,
-                    [&](sc::World& world) { say_how_it_ends(world, [&] { train(world); }); });
+  return sc::launch(argc, argv, options, [&](sc::World& world) { say_how_it_ends(world, [&] { train(world); }); });
 }

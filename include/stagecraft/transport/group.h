@@ -39,7 +39,8 @@ class Group {
     std::string_view& words_;
     std::string_view before_;
   };
-  /// `what` ("the average of the gradients of stage 3") outlives what is returned, and the group is not moved meanwhile.
+  /// `what` ("the average of the gradients of stage 3") outlives what is returned, and the group is not moved
+  /// meanwhile.
   During during(std::string_view what) { return {what_, what}; }
 
   /// See Transport::set_resting.

@@ -40,7 +40,8 @@ Message Engine::receive(RankId from, const Tag& tag, Timeout timeout, const Purp
       [&] {
         message = take(from, tag);
         if (message) return true;
-        if (const auto* failed = roll_call_.failure()) throw AbortedError(failed->failure.message, failed->failure.rank);
+        if (const auto* failed = roll_call_.failure())
+          throw AbortedError(failed->failure.message, failed->failure.rank);
         if (find(from, tag) == arrivals_.end()) give_up_because(roll_call_.reason_to_give_up(from), wait);
         return false;
       },

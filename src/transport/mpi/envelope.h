@@ -52,7 +52,7 @@ struct Envelope {
   std::string header;
   std::vector<TensorForm> forms;
   std::vector<SparseForm> sparse;  ///< What the dense tensors of `forms` are parts of.
-  std::string inline_bytes;  ///< Of the inline tensors, one after the other.
+  std::string inline_bytes;        ///< Of the inline tensors, one after the other.
 };
 
 /// An envelope is never longer.

@@ -29,8 +29,8 @@ class Lifeline {
   /// On rank 0: lets the others in, until all are there or none has come for a while. The number that is missing.
   int admit(std::chrono::milliseconds patience);
 
-  /// One round: waits up to `wait` for something to happen, hears those that speak; now and then it speaks, and looks who
-  /// is silent. The cost is that of what happens, not of the number of ranks.
+  /// One round: waits up to `wait` for something to happen, hears those that speak; now and then it speaks, and looks
+  /// who is silent. The cost is that of what happens, not of the number of ranks.
   void attend(std::chrono::milliseconds wait);
   /// This process will end, and is not to be missed.
   void farewell();

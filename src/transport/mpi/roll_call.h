@@ -12,9 +12,9 @@
 
 /// What the ranks have said about steps and about themselves. Nothing here knows MPI.
 ///
-/// **How a step ends.** Every rank tells rank 0, the root, that it is at the end of the step, and which failure it knows
-/// of (kSettle). When the root has heard all, it takes the failure of the lowest rank, if there is any, and tells it to
-/// every rank (kVerdict): 2 (P - 1) messages for P ranks.
+/// **How a step ends.** Every rank tells rank 0, the root, that it is at the end of the step, and which failure it
+/// knows of (kSettle). When the root has heard all, it takes the failure of the lowest rank, if there is any, and tells
+/// it to every rank (kVerdict): 2 (P - 1) messages for P ranks.
 ///
 /// - All ranks conclude the same, because one rank decides.
 /// - No failure is missed: a rank that fails aborts before it settles, so its own kSettle says so, whether or not its
@@ -90,11 +90,11 @@ class RollCall {
   RankId own_;
   std::uint64_t step_ = 0;
   std::uint64_t failed_steps_ = 0;
-  std::map<std::uint64_t, Failed> failures_;                   // by step
-  std::map<std::uint64_t, Answers> answers_;                   // by step; of the root
+  std::map<std::uint64_t, Failed> failures_;                  // by step
+  std::map<std::uint64_t, Answers> answers_;                  // by step; of the root
   std::map<std::uint64_t, std::optional<Failure>> verdicts_;  // by step; of the others
-  std::vector<std::optional<Departure>> departures_;           // by rank
-  int departed_ = 0;                                           // how many
+  std::vector<std::optional<Departure>> departures_;          // by rank
+  int departed_ = 0;                                          // how many
   std::optional<Failure> lost_;
   std::optional<Failure> over_;
 };

@@ -28,11 +28,12 @@ Standing waiting(const Wait& wait) { return {true, false, {wait}, ""}; }
 Standing computing(const std::string& action) { return {true, false, {}, action}; }
 
 TEST(Waiting, FollowsTheWaitsToTheRankThatDoesNotWait) {
-  const TimeoutError error = error_of(
-      4, message_from(1), {{1, waiting(message_from(3))}, {2, computing("2F1")}, {3, computing("3F0")}});
-  EXPECT_STREQ(error.what(),
-               "rank 0 waited 2000 ms for the activation of microbatch 3 from stage 0 to stage 1 from rank 1, which waits "
-               "for rank 3, which does not wait for any rank (it is at 3F0): look at what rank 3 does, or allow more time");
+  const TimeoutError error =
+      error_of(4, message_from(1), {{1, waiting(message_from(3))}, {2, computing("2F1")}, {3, computing("3F0")}});
+  EXPECT_STREQ(
+      error.what(),
+      "rank 0 waited 2000 ms for the activation of microbatch 3 from stage 0 to stage 1 from rank 1, which waits "
+      "for rank 3, which does not wait for any rank (it is at 3F0): look at what rank 3 does, or allow more time");
   EXPECT_EQ(error.peer(), RankId(3));
 }
 
@@ -47,8 +48,9 @@ TEST(Waiting, TheEndOfAStepIsWaitedForOnAllThatHaveNotCome) {
   const TimeoutError error = error_of(
       5, kEndOfStep,
       {{1, waiting(message_from(4))}, {2, waiting(kEndOfStep)}, {3, waiting(message_from(1))}, {4, computing("4B1")}});
-  EXPECT_THAT(error.what(), HasSubstr("for the end of the step on rank 1, 3, 4, of which rank 1 waits for rank 4, which "
-                                      "does not wait for any rank (it is at 4B1)"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("for the end of the step on rank 1, 3, 4, of which rank 1 waits for rank 4, which "
+                        "does not wait for any rank (it is at 4B1)"));
   EXPECT_EQ(error.peer(), RankId(4));
   const TimeoutError of_one = error_of(3, kEndOfStep, {{1, waiting(kEndOfStep)}, {2, computing("2F0")}});
   EXPECT_THAT(of_one.what(), HasSubstr("for the end of the step on rank 2, which does not wait for any rank"));
@@ -57,13 +59,13 @@ TEST(Waiting, TheEndOfAStepIsWaitedForOnAllThatHaveNotCome) {
 }
 
 TEST(Waiting, ARankThatWaitsForTheEndOfTheStepIsNotToBlame) {
-  const TimeoutError error =
-      error_of(3, message_from(1), {{1, waiting(kEndOfStep)}, {2, computing("2F0")}});
+  const TimeoutError error = error_of(3, message_from(1), {{1, waiting(kEndOfStep)}, {2, computing("2F0")}});
   EXPECT_EQ(error.peer(), RankId(2));
 }
 
 TEST(Waiting, RanksThatWaitForEachOther) {
-  const TimeoutError error = error_of(3, message_from(1), {{1, waiting(message_from(2))}, {2, waiting(message_from(0))}});
+  const TimeoutError error =
+      error_of(3, message_from(1), {{1, waiting(message_from(2))}, {2, waiting(message_from(0))}});
   EXPECT_THAT(error.what(), HasSubstr("which waits for others that wait for it"));
   EXPECT_EQ(error.peer(), RankId(1));
 }
