@@ -26,7 +26,7 @@ stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp)
 stagecraft_torch_test(crossings_test 1 crossings/crossings_test.cpp)
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/pipeline_errors_test.cpp
                       unit/runtime/loss_weight_test.cpp unit/runtime/memory_test.cpp unit/runtime/replicas_test.cpp unit/runtime/auto_test.cpp
-                      unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
+                      unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
                       unit/model/operators_test.cpp)
 target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime)  # failures that no user can cause
 # What measures time has the machine for itself.
@@ -42,7 +42,14 @@ if(no_safetensors)
 endif()
 set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_PYTHON=${STAGECRAFT_PYTHON}
   STAGECRAFT_TEST_INTERCHANGE=${CMAKE_CURRENT_SOURCE_DIR}/unit/checkpoint/interchange.py PYTHONDONTWRITEBYTECODE=1)
-stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp)
+set(of_mpi "")
+if(STAGECRAFT_HAS_MPI)
+  set(of_mpi unit/transport/roll_call_test.cpp)
+else()
+  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/transport/roll_call_test.cpp)
+endif()
+stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp unit/transport/waiting_test.cpp ${of_mpi})
+target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
 stagecraft_torch_test(concurrency_test 1 concurrency/operators_test.cpp concurrency/convolutions.cpp concurrency/products.cpp
                       concurrency/pointwise.cpp concurrency/reductions.cpp concurrency/layers.cpp concurrency/indexing.cpp)
 

@@ -75,6 +75,7 @@ std::vector<std::vector<std::string>> gather(World& world, const std::vector<std
   std::string text;
   for (const std::string& word : words) text += word + '\0';
   std::vector<std::vector<std::string>> all;
+  const auto during = world.everyone().during("the list of what a checkpoint holds");
   for (const std::string& of_rank : world.everyone().all_gather(text)) {
     std::vector<std::string>& said = all.emplace_back();
     for (std::size_t begin = 0; begin < of_rank.size();) {

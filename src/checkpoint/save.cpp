@@ -203,6 +203,8 @@ class Save {
       if (data.nbytes() != entry.bytes) throw InternalError("a tensor has changed its size while it was saved");
       writer->write(entry, data.const_data_ptr(), data.nbytes());
     };
+    const auto during = world_.everyone().during("the saving of a checkpoint");
+    const Purpose tensor_to_save{"a tensor of the checkpoint", {}, {}};
     at::Tensor last;  // received, and not yet written: it is, while the next one travels
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const std::string name = world_.everyone().broadcast({{}, writes ? entries[i].name : ""}, 0).header;
@@ -211,8 +213,9 @@ class Save {
       const Tag tag{Channel::kCollective, StageId(id), StageId(0), MicrobatchId(i)};
       const RankId sender(lines_.at(name).ranks.front());
       if (writes) {
-        last = sender == world_.rank() ? mine.at(name)
-                                       : world_.transport().receive(sender, tag, world_.timeout()).tensors.at(0);
+        last = sender == world_.rank()
+                   ? mine.at(name)
+                   : world_.transport().receive(sender, tag, world_.timeout(), &tensor_to_save).tensors.at(0);
       } else if (sender == world_.rank()) {
         world_.transport().send(RankId(0), tag, {{mine.at(name).detach()}, ""});
       }

@@ -62,6 +62,10 @@ class Averager::Implementation {
         bucket_bytes_(bucket_bytes),
         device_(device),
         is_started_(stages.size() + 1, false) {
+    for (const Stage& stage : stages) {
+      purposes_.push_back("the average of the gradients of stage " + std::to_string(stage.index().value));
+    }
+    purposes_.emplace_back("the average of the gradients of tied parameters");
     if (!device_.is_cpu()) stream_ = new_stream(device_);
     thread_ = std::thread([this] { work(); });
   }
@@ -78,6 +82,8 @@ class Averager::Implementation {
   void make_equal() {
     const at::NoGradGuard no_grad;
     for (const Stage& stage : stages_) {
+      const std::string what = "the first weights of stage " + std::to_string(stage.index().value);
+      const auto during = peers_.during(what);
       for (const NamedTensors* tensors : {&stage.parameters(), &stage.buffers()}) {
         for (const auto& [name, tensor] : *tensors) {
           if (tensor.defined()) peers_.broadcast_into(tensor, 0);
@@ -137,7 +143,10 @@ class Averager::Implementation {
   /// Waits until nothing is under way. Returns what went wrong.
   std::exception_ptr rest() {
     std::unique_lock lock(mutex_);
+    // A rank that waits for this one is to look at whom the thread waits for.
+    peers_.set_resting(true);
     changed_.wait(lock, [&] { return tasks_.empty() && !is_busy_; });
+    peers_.set_resting(false);
     is_started_.assign(is_started_.size(), false);
     return std::exchange(failure_, nullptr);
   }
@@ -197,6 +206,7 @@ class Averager::Implementation {
   }
 
   void average(std::size_t stage, Record& record) {
+    const auto during = peers_.during(purposes_[stage]);
     const std::vector<at::Tensor> gradients = gradients_of(stage);
     record.start = seconds_now();  // by now all replicas have come
     Buckets buckets(peers_, bucket_bytes_);
@@ -272,6 +282,7 @@ class Averager::Implementation {
   std::vector<at::Tensor> tied_;
   std::vector<NamedTensors> parameters_;               // by stage, then the tied ones
   std::vector<std::vector<at::Tensor>> sent_buffers_;  // by stage
+  std::vector<std::string> purposes_;                  // by stage
   std::int64_t bucket_bytes_;
   at::Device device_;
   std::optional<c10::Stream> stream_;

@@ -77,6 +77,7 @@ std::vector<Recording> Autopilot::gather_recordings() {
     const std::size_t first = recordings.size();
     for (std::size_t r = 0; r < replicas; ++r) recordings.push_back({schedules_[variant].name, {}});
     for (const Timeline& own : timelines_[variant]) {
+      const auto during = world_.everyone().during("the timelines of automatic planning");
       const std::vector<Message> all = world_.everyone().collect(to_message(own), 0);
       for (std::size_t r = 0; r < replicas && !all.empty(); ++r) {
         StepTimelines& step = recordings[first + r].steps.emplace_back();
@@ -102,6 +103,7 @@ void Autopilot::plan_together() {
       message.header = kFailed + std::string(error.what());
     }
   }
+  const auto during = world_.everyone().during("the planned schedule");
   message = world_.everyone().broadcast(std::move(message), 0);
   if (own) std::rethrow_exception(own);
   if (message.header.starts_with(kFailed)) {
@@ -123,6 +125,7 @@ void Autopilot::decide_together() {
   own << median(seconds_[kWhole]) << ' ' << median(seconds_[kPlanned]);
   double before = 0;
   double after = 0;
+  const auto during = world_.everyone().during("the step times of automatic planning");
   const std::vector<std::string> all = world_.everyone().all_gather(own.str());
   for (const std::string& text : all) {
     std::istringstream in(text);

@@ -142,7 +142,9 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
       try {
         const at::Device device = device_of(options, rank, r);
         const RankThread setup(options, device, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
-        World world(fabric.connect(rank, device), device, options.timeout, options.replicas);
+        const auto activity = std::make_shared<Activity>();
+        World world(fabric.connect(rank, device, [activity] { return activity->text(); }), device, options.timeout,
+                    options.replicas, activity);
         program(world);
         fabric.depart(rank, "rank " + std::to_string(r) + " has ended its program");
       } catch (...) {

@@ -22,6 +22,11 @@
 #include "timeline_message.h"
 
 namespace stagecraft {
+namespace {
+
+constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
+
+}  // namespace
 
 double StepResult::loss() const {
   if (losses.empty()) {
@@ -45,8 +50,7 @@ class Pipeline::Implementation {
     std::string differences;
     stagecraft::together(world_, [&] {
       set_up(gather_stages());
-      const std::vector<std::string> statements =
-          world_.everyone().all_gather(statement_of(stages_, options_, schedule()));
+      const std::vector<std::string> statements = statements_of_all();
       differences = disagreement(statements);
       if (!differences.empty()) return;
       shares_loss_weights_ = any_auxiliary_loss(statements);
@@ -55,15 +59,20 @@ class Pipeline::Implementation {
     if (!differences.empty()) throw InvalidArgument(differences);
   }
 
+  std::vector<std::string> statements_of_all() {
+    const auto during = world_.everyone().during(kComparison);
+    return world_.everyone().all_gather(statement_of(stages_, options_, schedule()));
+  }
+
   void share_weights() {
     if (!options_.ties.empty()) {
       tied_ = std::make_unique<TiedParameters>(world_, stages_, options_.ties, schedule().placement);
       tied_->make_equal();
     }
     if (world_.replicas() == 1) return;
-    averager_ =
-        std::make_unique<Averager>(world_.more_peers(), stages_, active_->completion_order, options_.bucket_bytes,
-                                   world_.device(), tied_ ? tied_->tensors() : std::vector<at::Tensor>());
+    averager_ = std::make_unique<Averager>(world_.more_peers("the replicas' averaging"), stages_,
+                                           active_->completion_order, options_.bucket_bytes, world_.device(),
+                                           tied_ ? tied_->tensors() : std::vector<at::Tensor>());
     averager_->make_equal();
     executor_->averager = averager_.get();
   }
@@ -125,6 +134,7 @@ class Pipeline::Implementation {
     for (const Stage& stage : stages_) own << ' ' << stage.index().value;
     std::vector<std::vector<StageId>> all;
     int rank = 0;
+    const auto during = world_.everyone().during(kComparison);
     for (const std::string& text : world_.everyone().all_gather(own.str())) {
       std::istringstream in(text);
       int replicas = 0;
@@ -269,6 +279,7 @@ class Pipeline::Implementation {
     Message message;
     if (has_last()) message.tensors = {at::tensor(inputs.weights, at::kDouble) * inputs.replica_weight};
     const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
+    const auto during = world_.pipeline().during("the weights of the losses");
     const at::Tensor weights = world_.pipeline().broadcast(std::move(message), last.value).tensors.at(0).cpu();
     if (has_last()) return;
     inputs.weights.assign(weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel());
@@ -282,6 +293,7 @@ class Pipeline::Implementation {
     text << std::hexfloat << own.value_or(-1);
     double total = 0;
     bool all_know = true;
+    const auto during = world_.peers().during("how much the other replicas count");
     for (const Message& message : world_.peers().all_gather(Message{{}, text.str()})) {
       const double weight = std::strtod(message.header.c_str(), nullptr);
       all_know &= weight >= 0;
@@ -340,6 +352,7 @@ class Pipeline::Implementation {
     if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble) * share};
     if (has_last() && world_.replicas() > 1) own = of_all_replicas(std::move(own));
     const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
+    const auto during = world_.pipeline().during("the losses");
     const Message shared = world_.pipeline().broadcast(std::move(own), last.value);
     if (shared.tensors.empty()) return;
     result.losses = shared.tensors[0].unbind();
@@ -350,6 +363,7 @@ class Pipeline::Implementation {
   Message of_all_replicas(Message own) {
     std::vector<at::Tensor> losses;
     std::vector<at::Tensor> weights;
+    const auto during = world_.peers().during("the losses of the other replicas");
     for (const Message& message : world_.peers().all_gather(std::move(own))) {
       if (message.tensors.empty()) continue;
       losses.push_back(message.tensors[0]);
@@ -425,6 +439,7 @@ std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   std::vector<Timeline> all;
   World& world = implementation_->world_;
   together(world, [&] {
+    const auto during = world.pipeline().during("the timelines");
     for (const Message& message : world.pipeline().collect(to_message(timeline()), to.value)) {
       all.push_back(to_timeline(message));
     }

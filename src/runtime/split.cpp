@@ -126,6 +126,7 @@ Sizes measured_sizes(const torch::nn::Sequential& model, World& world, const Spl
         message.header += std::to_string(size) + ' ';
       }
     }
+    const auto during = world.everyone().during("the costs of the model's layers");
     std::istringstream in(world.everyone().broadcast(std::move(message), 0).header);
     for (std::int64_t size = 0; in >> size;) sizes.push_back(size);
   });

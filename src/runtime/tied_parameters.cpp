@@ -42,6 +42,8 @@ TiedParameters::TiedParameters(World& world, const std::vector<Stage>& stages, c
   for (const Tie& tie : ties) {
     std::vector<RankId> ranks;
     Shared own;
+    own.parameter = tie.parameter;
+    own.sum_text = "the sum of the gradients of the tied parameter '" + tie.parameter + "'";
     for (const int stage : tie.stages) {
       const RankId rank = placement.rank_of(StageId(stage));
       if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
@@ -56,7 +58,7 @@ TiedParameters::TiedParameters(World& world, const std::vector<Stage>& stages, c
         if (!is_known) own.tensors.push_back(tensor);
       }
     }
-    if (ranks.size() > 1) own.group = world.some_of_pipeline(ranks);
+    if (ranks.size() > 1) own.group = world.some_of_pipeline(ranks, "the ranks with '" + tie.parameter + "'");
     if (own.group || own.tensors.size() > 1) shared_.push_back(std::move(own));
   }
 }
@@ -64,7 +66,11 @@ TiedParameters::TiedParameters(World& world, const std::vector<Stage>& stages, c
 void TiedParameters::make_equal() {
   const at::NoGradGuard no_graph;
   for (Shared& shared : shared_) {
-    if (shared.group) shared.group->broadcast_into(shared.tensors.front(), 0);
+    if (shared.group) {
+      const std::string what = "the first values of the tied parameter '" + shared.parameter + "'";
+      const auto during = shared.group->during(what);
+      shared.group->broadcast_into(shared.tensors.front(), 0);
+    }
     for (std::size_t i = 1; i < shared.tensors.size(); ++i) shared.tensors[i].copy_(shared.tensors.front());
   }
 }
@@ -112,7 +118,10 @@ void TiedParameters::sum() {
       total = total.defined() ? total + gradient : gradient;
     }
     if (!total.defined()) total = at::zeros_like(shared.tensors.front());
-    if (shared.group) shared.group->all_reduce(total);
+    if (shared.group) {
+      const auto during = shared.group->during(shared.sum_text);
+      shared.group->all_reduce(total);
+    }
     for (std::size_t i = 0; i < shared.tensors.size(); ++i) {
       shared.tensors[i].mutable_grad() = i == 0 ? total : total.clone();
     }

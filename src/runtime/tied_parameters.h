@@ -49,6 +49,8 @@ class TiedParameters {
 
  private:
   struct Shared {
+    std::string parameter;
+    std::string sum_text;             // for errors
     std::unique_ptr<Group> group;     // null: all on one rank
     std::vector<at::Tensor> tensors;  // of this rank, each once
   };

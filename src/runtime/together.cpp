@@ -32,7 +32,9 @@ void together(World& world, const std::function<void()>& work, const std::functi
   std::optional<Failure> failure;
   try {
     failure = world.transport().settle(world.timeout());
-  } catch (...) {
+  } catch (const TransportError& error) {
+    // This rank goes on, and others may still be at it: they are told, and nothing later can be taken for this.
+    world.transport().give_up({error.peer(), error.what()});
     if (own) std::rethrow_exception(own);
     throw;
   }

@@ -35,10 +35,11 @@ World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout ti
     : whole_(divisible(std::move(transport), replicas)),
       device_(device),
       timeout_(timeout),
-      everyone_(*whole_, every(0, 1, whole_->ranks()), whole_->new_group_id(), timeout),
+      everyone_(*whole_, every(0, 1, whole_->ranks()), whole_->new_group_id(), timeout, "world.everyone()"),
       pipeline_(*whole_, every(whole_->rank().value % replicas, replicas, whole_->ranks() / replicas),
-                whole_->new_group_id(), timeout),
-      peers_(*whole_, every(whole_->rank().value / replicas * replicas, 1, replicas), whole_->new_group_id(), timeout),
+                whole_->new_group_id(), timeout, "world.pipeline()"),
+      peers_(*whole_, every(whole_->rank().value / replicas * replicas, 1, replicas), whole_->new_group_id(), timeout,
+             "world.peers()"),
       activity_(std::move(activity)) {
   transport_ = replicas == 1 ? whole_ : std::make_shared<Part>(whole_, pipeline_.members(), RankId(pipeline_.place()));
 }
@@ -50,14 +51,16 @@ std::string World::name() const {
              : own + " (rank " + std::to_string(rank().value) + " of replica " + std::to_string(replica()) + ")";
 }
 
-Group World::more_peers() { return {*whole_, peers_.members(), whole_->new_group_id(), timeout_}; }
+Group World::more_peers(std::string name) {
+  return {*whole_, peers_.members(), whole_->new_group_id(), timeout_, std::move(name)};
+}
 
-std::unique_ptr<Group> World::some_of_pipeline(const std::vector<RankId>& ranks) {
+std::unique_ptr<Group> World::some_of_pipeline(const std::vector<RankId>& ranks, std::string name) {
   const std::int32_t id = whole_->new_group_id();
   if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) return nullptr;
   std::vector<RankId> members;
   for (const RankId member : ranks) members.push_back(pipeline_.members()[member.index()]);
-  return std::make_unique<Group>(*whole_, std::move(members), id, timeout_);
+  return std::make_unique<Group>(*whole_, std::move(members), id, timeout_, std::move(name));
 }
 
 at::Tensor World::share_of(const at::Tensor& batch) const {

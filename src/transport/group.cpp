@@ -1,11 +1,14 @@
 #include "stagecraft/transport/group.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
+#include "tensor_kinds.h"
 
 namespace stagecraft {
 namespace {
@@ -33,6 +36,18 @@ at::Tensor part_of(const at::Tensor& flat, int part, int parts) {
   return flat.narrow(0, begin, share + (part < rest ? 1 : 0));
 }
 
+/// Of a tensor that is written in place.
+void check_writable(const at::Tensor& tensor) {
+  if (is_sparse_of_any_layout(tensor) || at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  throw InvalidArgument("several elements of the tensor " + shape_text(tensor) +
+                        " are one place in memory (expand): a collective cannot write into it; give it a clone");
+}
+
+/// Its numbers one after the other: a view where the memory is like that, otherwise a copy.
+at::Tensor flattened(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
 bool is_narrow_float(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 }  // namespace
@@ -40,7 +55,8 @@ bool is_narrow_float(at::ScalarType type) { return type == at::kHalf || type == 
 /// One collective under way: its messages, in rounds.
 class Group::Collective {
  public:
-  explicit Collective(Group& group) : group_(group) {
+  Collective(Group& group, std::string_view call)
+      : group_(group), purpose_{group.what_, group.call_.empty() ? call : group.call_, group.name_} {
     // The messages of a failed step are gone, and members may have been at different ones: all count from 0 again.
     const std::uint64_t failed = group.transport_.failed_steps();
     if (failed != group.failed_steps_) group.collectives_ = 0;
@@ -54,7 +70,7 @@ class Group::Collective {
   }
   void expect(int from, int round) const { group_.transport_.post_receive(rank(from), tag(round)); }
   [[nodiscard]] Message receive(int from, int round) const {
-    return group_.transport_.receive(rank(from), tag(round), group_.timeout_);
+    return group_.transport_.receive(rank(from), tag(round), group_.timeout_, &purpose_);
   }
   /// Like `like` in all dimensions, or in all but the first.
   [[nodiscard]] at::Tensor receive_like(const at::Tensor& like, int from, int round, bool any_rows = false) const {
@@ -105,6 +121,7 @@ class Group::Collective {
   }
 
   Group& group_;
+  Purpose purpose_;
   std::int32_t number_ = 0;
 };
 
@@ -126,8 +143,11 @@ struct Branch {
 
 }  // namespace
 
-Group::Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout)
-    : transport_(transport), members_(std::move(members)), id_(id), timeout_(timeout) {
+Group::Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout, std::string name)
+    : transport_(transport), members_(std::move(members)), id_(id), timeout_(timeout), name_(std::move(name)) {
+  if (name_.empty()) {
+    name_ = id_ < 0 ? "Stagecraft's group " + std::to_string(-id_) : "group " + std::to_string(id_);
+  }
   failed_steps_ = transport_.failed_steps();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (members_[i].value < 0 || members_[i].value >= transport_.ranks()) {
@@ -159,7 +179,7 @@ void Group::check_place(int place) const {
 
 Message Group::broadcast(Message message, int from) {
   check_place(from);
-  const Collective collective(*this);
+  const Collective collective(*this, "broadcast");
   const Branch branch(place_, size(), from);
   if (branch.parent >= 0) message = collective.receive(branch.parent, 0);
   for (const int child : branch.children) collective.send(child, 0, message);
@@ -168,7 +188,7 @@ Message Group::broadcast(Message message, int from) {
 
 std::vector<Message> Group::collect(Message own, int to) {
   check_place(to);
-  const Collective collective(*this);
+  const Collective collective(*this, "collect");
   if (place_ != to) {
     collective.send(to, 0, std::move(own));
     return {};
@@ -181,7 +201,7 @@ std::vector<Message> Group::collect(Message own, int to) {
 }
 
 std::vector<Message> Group::all_gather(Message own) {
-  const Collective collective(*this);
+  const Collective collective(*this, "all_gather");
   std::vector<Message> all(members_.size());
   collective.for_each_other([&](int other) { collective.expect(other, 0); });
   collective.for_each_other([&](int other) { collective.send(other, 0, own); });
@@ -192,6 +212,7 @@ std::vector<Message> Group::all_gather(Message own) {
 
 std::vector<std::string> Group::all_gather(const std::string& own) {
   // Through one member: a few words, once in a while, of ever so many.
+  const During all_of_it(call_, call_.empty() ? "all_gather" : call_);
   std::string lengths;
   std::string words;
   for (const Message& message : collect({{}, own}, 0)) {
@@ -211,21 +232,34 @@ std::vector<std::string> Group::all_gather(const std::string& own) {
   return all;
 }
 
-void Group::barrier() { all_gather(std::string()); }
+void Group::barrier() {
+  const During all_of_it(call_, "barrier");
+  all_gather(std::string());
+}
 
 void Group::broadcast_into(const at::Tensor& tensor, int from) {
   check_place(from);
-  const Collective collective(*this);
+  check_can_travel(tensor);
+  check_writable(tensor);
+  const Collective collective(*this, "broadcast_into");
   const Branch branch(place_, size(), from);
   at::Tensor value = tensor.detach();
   if (branch.parent >= 0) value = collective.receive_like(value, branch.parent, 0);
   for (const int child : branch.children) collective.send(child, 0, {{value}, ""});
-  if (branch.parent >= 0) tensor.detach().copy_(value);
+  if (branch.parent >= 0) {
+    const at::NoGradGuard no_graph;  // not detach: what is written into a detached sparse tensor stays there
+    tensor.copy_(value);
+  }
   for (const int child : branch.children) (void)collective.receive(child, 1);
   if (branch.parent >= 0) collective.acknowledge(branch.parent, 1, value);
 }
 
 void Group::check_reduction(const at::Tensor& tensor, Reduction reduction) const {
+  check_can_travel(tensor);
+  if (is_sparse_of_any_layout(tensor)) {
+    throw InvalidArgument("the tensors of all ranks are added up as dense ones, got a sparse " + shape_text(tensor) +
+                          ": give its to_dense()");
+  }
   if (reduction == Reduction::kMean && !tensor.is_floating_point() && !tensor.is_complex()) {
     throw InvalidArgument("a mean needs floating point numbers, got " + shape_text(tensor) +
                           ": convert it, or ask for the sum");
@@ -260,11 +294,14 @@ void Group::all_reduce(const at::Tensor& tensor, Reduction reduction) {
 }
 
 void Group::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction) {
-  for (const at::Tensor& tensor : tensors) check_reduction(tensor, reduction);
+  for (const at::Tensor& tensor : tensors) {
+    check_reduction(tensor, reduction);
+    check_writable(tensor);
+  }
   if (size() == 1 || tensors.empty()) return;
-  const Collective collective(*this);
+  const Collective collective(*this, "all_reduce");
   std::vector<at::Tensor> flat;
-  for (const at::Tensor& tensor : tensors) flat.push_back(tensor.detach().contiguous().view({-1}));
+  for (const at::Tensor& tensor : tensors) flat.push_back(flattened(tensor));
   const auto parts = [&](int place) {
     std::vector<at::Tensor> all;
     for (const at::Tensor& tensor : flat) all.push_back(part_of(tensor, place, size()));
@@ -295,14 +332,15 @@ void Group::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reducti
     at::_foreach_copy_(here, collective.receive_like(here, other, 1));
   });
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].is_contiguous()) tensors[i].detach().copy_(flat[i].view(tensors[i].sizes()));
+    if (!flat[i].is_alias_of(tensors[i])) tensors[i].detach().copy_(flat[i].view(tensors[i].sizes()));
   }
 }
 
 at::Tensor Group::all_gather(const at::Tensor& own) {
   if (own.dim() == 0)
     throw InvalidArgument("all_gather puts tensors together along dimension 0: give it one that has it");
-  const Collective collective(*this);
+  check_can_travel(own);
+  const Collective collective(*this, "all_gather");
   const at::Tensor given = own.detach();
   std::vector<at::Tensor> all(members_.size(), given);
   collective.for_each_other([&](int other) { collective.expect(other, 0); });
@@ -321,7 +359,7 @@ at::Tensor Group::reduce_scatter(const at::Tensor& tensor, Reduction reduction) 
     throw InvalidArgument("reduce_scatter cuts dimension 0 into " + std::to_string(size()) + " equal parts, got " +
                           shape_text(tensor) + ": pad it");
   }
-  const Collective collective(*this);
+  const Collective collective(*this, "reduce_scatter");
   const at::Tensor whole = tensor.detach();
   const std::int64_t rows = whole.size(0) / size();
   const auto part = [&](int place) { return whole.narrow(0, rows * place, rows); };

@@ -18,4 +18,9 @@ std::string to_text(const Tag& tag) {
          (group < 0 ? "Stagecraft's group " + std::to_string(-group) : "group " + std::to_string(group));
 }
 
+std::string to_text(const Purpose& purpose) {
+  if (!purpose.what.empty()) return std::string(purpose.what);
+  return "the " + std::string(purpose.call) + " of " + std::string(purpose.group);
+}
+
 }  // namespace stagecraft

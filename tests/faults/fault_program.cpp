@@ -2,9 +2,10 @@
 //
 //   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
 //
-// FAULT: none, throw, exit, kill, stop, hang; ACTION_NUMBER counts this rank's actions from 0, over all steps.
-// With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in every weight, and the rank has its
-// accident ACTION_NUMBER milliseconds after the first time.
+// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps three timeouts); ACTION_NUMBER counts this
+// rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in
+// every weight, and the rank has its accident ACTION_NUMBER milliseconds after the first time. Ranks that are threads
+// say how they end, as processes do.
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -15,13 +16,16 @@
 #include <thread>
 
 #include "stagecraft/stagecraft.h"
+#include "stagecraft/transport/mpi.h"
 
 namespace sc = stagecraft;
 
 namespace {
 
-void have_accident(const std::string& fault) {
+void have_accident(const std::string& fault, sc::Timeout timeout) {
   if (fault == "throw") throw std::runtime_error("the accident that was asked for");
+  if (fault == "throw_number") throw 42;
+  if (fault == "slow") std::this_thread::sleep_for(3 * timeout);
   if (fault == "exit") std::exit(0);
   if (fault == "kill") raise(SIGKILL);
   if (fault == "stop") raise(SIGSTOP);
@@ -35,6 +39,17 @@ void save_for_ever(sc::World& world, sc::Pipeline& pipeline, const std::string& 
     for (const at::Tensor& parameter : pipeline.parameters()) parameter.fill_(k);
     sc::save_checkpoint(world, pipeline, path, {.step = k});
     if (k == 1 && accident) std::thread(accident).detach();
+  }
+}
+
+/// What a process says by itself.
+void say_how_it_ends(sc::World& world, const std::function<void()>& program) {
+  if (sc::is_started_by_mpi()) return program();
+  try {
+    program();
+  } catch (const std::exception& error) {
+    std::cerr << ("rank " + std::to_string(world.world_rank().value) + ": " + error.what() + "\n") << std::flush;
+    throw;
   }
 }
 
@@ -52,7 +67,7 @@ int main(int argc, char** argv) {
   sc::LaunchOptions options{.threads_per_rank = 1, .timeout = timeout};
   if (argc > 5) options.ranks = std::max(1, std::atoi(argv[5]));
   if (argc > 6) options.replicas = std::max(1, std::atoi(argv[6]));
-  return sc::launch(argc, argv, options, [&](sc::World& world) {
+  const auto train = [&](sc::World& world) {
     std::vector<sc::Stage> stages;
     const std::string schedule = "InterleavedZeroBubble";
     for (const sc::StageId stage : sc::stages_here(world, schedule, 2)) {
@@ -65,10 +80,10 @@ int main(int argc, char** argv) {
                              return torch::mse_loss(output.tensor(), target.tensor());
                            }});
     if (argc > 7 && argv[7][0] != '-') {
-      const auto accident = [fault, at] {
+      const auto accident = [fault, at, timeout] {
         std::this_thread::sleep_for(std::chrono::milliseconds(at));
         std::cerr << "accident at saving\n" << std::flush;
-        have_accident(fault);
+        have_accident(fault, timeout);
       };
       return save_for_ever(world, pipeline, argv[7],
                            world.world_rank().value == rank ? std::function<void()>(accident) : nullptr);
@@ -81,12 +96,13 @@ int main(int argc, char** argv) {
       pipeline.on(kind, [&](const sc::ActionContext& context) {
         if (world.world_rank().value == rank && actions++ == at) {
           std::cerr << ("accident at " + sc::to_text(context.action()) + "\n") << std::flush;
-          have_accident(fault);
+          have_accident(fault, timeout);
         }
         context.run();
       });
     }
     const auto x = torch::ones({8, 64});
     for (int step = 0; step < 1'000'000; ++step) pipeline.step({x}, {.target = x});
-  });
+  };
+  return sc::launch(argc, argv, options, [&](sc::World& world) { say_how_it_ends(world, [&] { train(world); }); });
 }

@@ -3,17 +3,21 @@ code, name the rank at fault, say what each survivor was waiting for, and leave 
 
     FAULT_PROGRAM=build/bin/fault_program MPIEXEC=mpirun [FAULT_SEED=7] python3 tests/faults/test_faults.py
 
-Where an accident happens is drawn anew each time; the seed is printed, and FAULT_SEED repeats it.
+Where an accident happens is drawn anew each time; the seed is printed, and FAULT_SEED repeats it. STAGECRAFT_FAULT_TRIALS is the
+number of trials with random worlds and accidents, STAGECRAFT_FAULT_KINDS which kinds of accidents they have, STAGECRAFT_FAULT_TRIAL
+the one trial to repeat.
 """
 
 import array
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import unittest
 import uuid
@@ -27,6 +31,8 @@ GRACE = 4.0  # starting, ending, a busy machine
 # MPICH's launcher answers the death of a rank with SIGKILL for the others: some do not get to say anything, and some see first
 # another one die that way.
 LAUNCHER_KILLS = "mpich" in MPIEXEC[0]
+TRIALS = int(os.environ.get("STAGECRAFT_FAULT_TRIALS", 8))
+KINDS = os.environ.get("STAGECRAFT_FAULT_KINDS", "slow,stop,kill,throw" if not LAUNCHER_KILLS else "slow,stop,throw").split(",")
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 print(f"FAULT_SEED={SEED}")
@@ -105,7 +111,7 @@ class Accidents(unittest.TestCase):
             self.assertTrue(said, f"rank {survivor} said nothing:\n{run.output}")
             self.assertRegex(" ".join(said), text)
             if survivors_wait:
-                self.assertRegex(" ".join(said), "waiting for (the (activation|gradient|end)|round)|not waiting", run.output)
+                self.assertRegex(" ".join(said), "waiting for the |not waiting", run.output)
 
     def places(self, count):
         return [(draw.randrange(RANKS), draw.randrange(100)) for _ in range(count)]
@@ -188,6 +194,89 @@ class Accidents(unittest.TestCase):
         run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
         self.assertEqual(run.code, 1, run.output)
         self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
+
+
+class Trial:
+    """A random world in which a random rank has a random accident at a random action."""
+
+    TIMEOUT = 3.0
+
+    def __init__(self, number):
+        drawn = random.Random(f"{SEED} {number}")
+        self.in_threads = drawn.random() < 0.4
+        self.ranks, self.replicas = drawn.choice([(2, 1), (3, 1), (4, 1), (2, 2)])
+        kinds = [kind for kind in KINDS if not self.in_threads or kind in ("slow", "throw", "throw_number")]
+        self.fault = drawn.choice(kinds)
+        self.rank, self.action = drawn.randrange(self.ranks * self.replicas), drawn.randrange(150)
+        self.others = [rank for rank in range(self.ranks * self.replicas) if rank != self.rank]
+        self.mark = f"--stagecraft-mark={uuid.uuid4()}"
+
+    def __str__(self):
+        return f"{self.fault} on rank {self.rank} at action {self.action}, {self.ranks} ranks x {self.replicas} as {'threads' if self.in_threads else 'processes'}"
+
+    def run(self):
+        arguments = [PROGRAM, self.fault, str(self.rank), str(self.action), str(int(1000 * self.TIMEOUT)), str(self.ranks), str(self.replicas), self.mark]
+        if not self.in_threads:
+            arguments = [*MPIEXEC, "-n", str(self.ranks * self.replicas), *arguments]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True, text=True)
+        self.lines = []  # with the time of their coming
+        begin = time.monotonic()
+        reader = threading.Thread(target=lambda: self.lines.extend((time.monotonic(), line.rstrip("\n")) for line in process.stdout))
+        reader.start()
+        try:
+            self.code = process.wait(4 * self.TIMEOUT + 60)
+        except subprocess.TimeoutExpired:
+            self.code = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pid, *_ in left_behind(self.mark):  # their output would not end
+            os.kill(int(pid), signal.SIGKILL)
+        reader.join()
+        process.stdout.close()
+        self.output = "\n".join(f"{when - begin:7.2f} s  {line}" for when, line in self.lines)
+
+    def has_started(self):
+        """A machine that is too busy to start processes within the timeout says nothing about accidents."""
+        return "MPI has not started" not in self.output
+
+    def faults(self):
+        """What is wrong about how the others ended."""
+        if self.code is None:
+            return ["it did not end"]
+        if self.code == 0:
+            return ["its exit code is 0"]
+        accidents = [when for when, line in self.lines if line.startswith("accident at")]
+        if not accidents:
+            return ["the accident did not happen"]
+        names = {"slow": rf"look at what rank {self.rank} does", "stop": rf"rank {self.rank} has been silent",
+                 "kill": rf"the process of rank {self.rank} has ended", "throw": rf"rank {self.rank}\b.*the accident that was asked for",
+                 "throw_number": rf"rank {self.rank}\b.*unknown type"}[self.fault]
+        found = []
+        for other in self.others:
+            said = [(when, line) for when, line in self.lines if line.startswith(f"rank {other}: ")]
+            if not said:
+                found.append(f"rank {other} said nothing")
+                continue
+            if not any(re.search(names, line) for _, line in said):
+                found.append(f"rank {other} does not name rank {self.rank}")
+            late = said[0][0] - accidents[0] - self.TIMEOUT
+            if late > 1.0:
+                found.append(f"rank {other} ended {late:.2f} s after the timeout")
+        return found
+
+
+class Trials(unittest.TestCase):
+    def test_random_accidents(self):
+        only = os.environ.get("STAGECRAFT_FAULT_TRIAL")
+        for number in range(TRIALS) if only is None else [int(only)]:
+            trial = Trial(number)
+            with self.subTest(trial=number, seed=SEED, what=str(trial)):
+                trial.run()
+                for _ in range(5):
+                    if not trial.has_started():
+                        time.sleep(2)
+                        trial.run()
+                self.assertEqual(trial.faults(), [], f"\nFAULT_SEED={SEED} STAGECRAFT_FAULT_TRIAL={number}: {trial}\n{trial.output}")
 
 
 class Host:

@@ -63,12 +63,12 @@ class World {
   [[nodiscard]] Group& pipeline() { return pipeline_; }
   /// The ranks with the same stages, by replica.
   [[nodiscard]] Group& peers() { return peers_; }
-  /// Another group of the peers, for another thread; all ranks of the world make it alike.
-  [[nodiscard]] Group more_peers();
+  /// Another group of the peers, for another thread; all ranks of the world make it alike. `name` is for errors.
+  [[nodiscard]] Group more_peers(std::string name = {});
 
   /// Some ranks of this pipeline, in this order; none on ranks that are not among them. All ranks of the world make it
   /// alike.
-  [[nodiscard]] std::unique_ptr<Group> some_of_pipeline(const std::vector<RankId>& ranks);
+  [[nodiscard]] std::unique_ptr<Group> some_of_pipeline(const std::vector<RankId>& ranks, std::string name = {});
 
   /// The rows (dimension 0) of a batch that this replica is to train on: as even as possible, in the order of replicas.
   [[nodiscard]] at::Tensor share_of(const at::Tensor& batch) const;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stagecraft/transport/transport.h"
@@ -17,13 +18,33 @@ enum class Reduction : std::uint8_t { kSum, kMean, kMax };
 /// same ranks, if their ids differ.
 class Group {
  public:
-  /// The transport outlives the group. Throws InvalidArgument when this rank is not a member, or one is named twice.
-  Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout);
+  /// The transport outlives the group. `name` is what errors call it: "world.peers()"; by default it goes by its id.
+  /// Throws InvalidArgument when this rank is not a member, or one is named twice.
+  Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout, std::string name = {});
 
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
   /// Of this rank.
   [[nodiscard]] int place() const { return place_; }
   [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
+
+  /// Until the end of its scope, errors call the group's collectives by what they are for.
+  class [[nodiscard]] During {
+   public:
+    During(std::string_view& words, std::string_view what) : words_(words), before_(words) { words_ = what; }
+    ~During() { words_ = before_; }
+    During(const During&) = delete;
+    During& operator=(const During&) = delete;
+
+   private:
+    std::string_view& words_;
+    std::string_view before_;
+  };
+  /// `what` ("the average of the gradients of stage 3") outlives what is returned, and the group is not moved
+  /// meanwhile.
+  During during(std::string_view what) { return {what_, what}; }
+
+  /// See Transport::set_resting.
+  void set_resting(bool resting) const { transport_.set_resting(resting); }
 
   // Messages. They are handed over: nobody changes their tensors in place afterwards.
   /// Every member gets the message of member `from`; it is not used elsewhere.
@@ -63,6 +84,9 @@ class Group {
   std::vector<RankId> members_;
   std::int32_t id_;
   Timeout timeout_;
+  std::string name_;
+  std::string_view what_;  // collectives are for; empty: not said
+  std::string_view call_;  // that is made of several collectives; empty: each is a call
   int place_ = -1;
   std::int32_t collectives_ = 0;
   std::uint64_t failed_steps_ = 0;  // when collectives_ began to count

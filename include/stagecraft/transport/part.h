@@ -21,11 +21,13 @@ class Part : public Transport {
 
   void send(RankId to, const Tag& tag, Message message) override { whole_->send(of(to), tag, std::move(message)); }
   void post_receive(RankId from, const Tag& tag) override { whole_->post_receive(of(from), tag); }
-  Message receive(RankId from, const Tag& tag, Timeout timeout) override {
-    return whole_->receive(of(from), tag, timeout);
+  Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) override {
+    return whole_->receive(of(from), tag, timeout, purpose);
   }
   void abort(const Failure& failure) override { whole_->abort(failure); }
   std::optional<Failure> settle(Timeout timeout) override { return whole_->settle(timeout); }
+  void give_up(const Failure& failure) override { whole_->give_up(failure); }
+  void set_resting(bool resting) override { whole_->set_resting(resting); }
   [[nodiscard]] std::uint64_t failed_steps() const override { return whole_->failed_steps(); }
   std::int32_t new_group_id() override { return whole_->new_group_id(); }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stagecraft/core/ids.h"
@@ -28,6 +29,14 @@ struct Tag {
 };
 /// "the activation of microbatch 3 from stage 1 to stage 2".
 std::string to_text(const Tag& tag);
+
+/// What a message of a collective is for, in the words of errors. Nothing is owned.
+struct Purpose {
+  std::string_view what;   ///< "the average of the gradients of stage 3"; or empty, and then:
+  std::string_view call;   ///< "all_gather"
+  std::string_view group;  ///< "world.peers()"
+};
+std::string to_text(const Purpose& purpose);
 
 /// An undefined tensor is a place that holds nothing. `header` is for whoever sends and receives.
 struct Message {
@@ -59,14 +68,26 @@ class Transport {
 
   /// Says that `receive` will be called for this message, so that it can travel in the meantime. Optional.
   virtual void post_receive(RankId from, const Tag& tag) = 0;
-  /// Waits for the message. Throws TimeoutError that says what it waited for, AbortedError when some rank failed.
-  virtual Message receive(RankId from, const Tag& tag, Timeout timeout) = 0;
+  /// Waits for the message. Throws AbortedError when some rank failed; TimeoutError that says what it waited for and
+  /// which rank holds it up: the waits of ranks for each other are followed to one that does not wait, its peer().
+  /// `purpose`, if any, is what errors call the message.
+  virtual Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose = nullptr) = 0;
 
   /// Ends all waiting, on all ranks, with AbortedError. The first failure counts.
   virtual void abort(const Failure& failure) = 0;
   /// Called by all ranks at the end of a step: waits for all of them, and tells every one whether some rank failed.
   /// After a failure, messages that nobody received are dropped, and the transport is as new.
+  ///
+  /// Throws TimeoutError as `receive` does; it may be called again. In a step that has failed it throws AbortedError
+  /// with that failure instead; and if that was a wait that took too long, soon: whoever has not come by then has had
+  /// the whole timeout already.
   virtual std::optional<Failure> settle(Timeout timeout) = 0;
+  /// This rank goes on without having settled: ranks are no longer in the same step, and never will be. Ends all
+  /// waiting, now and later, on all ranks, with AbortedError. The first failure counts.
+  virtual void give_up(const Failure& failure) = 0;
+  /// While it is set, the thread that settles steps only waits for other threads of this rank: a rank that waits for
+  /// this one then looks at what those wait for.
+  virtual void set_resting(bool resting) = 0;
   /// How many steps have ended in failure: the same on all ranks between two steps.
   [[nodiscard]] virtual std::uint64_t failed_steps() const = 0;
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "sparse_form.h"
 #include "stagecraft/transport/transport.h"
 
 /// The first part of everything that one process sends to another: what it is, and all of it where it is small. Larger
@@ -16,18 +17,27 @@ namespace stagecraft::mpi {
 
 enum class Kind : std::uint8_t {
   kData,
-  kAbort,   ///< A step failed; the text says why, `about` whose failure it is.
-  kSettle,  ///< The sender is at the end of a step; `about` and text of the failure it knows of, or none.
-  kDepart,  ///< The sender's program has ended; `about` is the sender if it failed.
+  kAbort,     ///< A step failed; the text says why, `about` whose failure it is.
+  kTimeout,   ///< As kAbort, because a wait took too long.
+  kSettle,    ///< To rank 0: the sender is at the end of a step; `about` and text of the failure it knows of, or none.
+  kVerdict,   ///< From rank 0: all are at the end of the step; `about` and text of the failure, or none.
+  kGiveUp,    ///< The sender goes on without a verdict; `about` and text say why.
+  kAsk,       ///< What does the receiver wait for? `about` numbers the question.
+  kStanding,  ///< The answer to question `about`.
+  kDepart,    ///< The sender's program has ended; `about` is the sender if it failed.
 };
 
 struct TensorForm {
   bool is_defined = false;
   bool wants_gradient = false;
   bool is_inline = false;  ///< In the envelope, not in a blob.
+  bool is_meta = false;    ///< Without memory.
   at::ScalarType type = at::kFloat;
   std::vector<std::int64_t> sizes;
+  /// Of memory in another order than that of the dimensions, channels_last among them; empty: in that order.
+  std::vector<std::int64_t> strides;
 
+  /// That travel.
   [[nodiscard]] std::int64_t bytes() const;
 };
 
@@ -41,7 +51,8 @@ struct Envelope {
   std::uint64_t header_blob = 0;
   std::string header;
   std::vector<TensorForm> forms;
-  std::string inline_bytes;  ///< Of the inline tensors, one after the other.
+  std::vector<SparseForm> sparse;  ///< What the dense tensors of `forms` are parts of.
+  std::string inline_bytes;        ///< Of the inline tensors, one after the other.
 };
 
 /// An envelope is never longer.
@@ -49,7 +60,11 @@ inline constexpr std::size_t kEnvelopeBytes = std::size_t{16} << 10;
 /// Tensors up to this size travel in the envelope while there is room.
 inline constexpr std::int64_t kInlineBytes = 4096;
 
-/// Decides what is inline; throws InvalidArgument when the forms alone do not fit.
+/// The tensor with its numbers as they are in memory, without gaps or overlaps: conjugates and negatives are computed.
+/// The memory is the given one's where it can be.
+at::Tensor as_memory(const at::Tensor& tensor);
+/// `tensors` are as `as_memory` gives them. Decides what is inline; throws InvalidArgument when the forms alone do not
+/// fit.
 std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors);
 /// Throws InternalError for bytes that `encode` does not write.
 Envelope decode(std::span<const char> bytes);

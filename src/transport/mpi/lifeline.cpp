@@ -6,13 +6,16 @@
 #include <net/if.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <random>
 #include <sstream>
+#include <thread>
 
 // Words are lines of text: "hello SECRET RANK", "alive", "farewell", "lost RANK TEXT".
 
@@ -75,13 +78,28 @@ int connect_to(const std::string& address, std::uint16_t port) {
 }  // namespace
 
 Lifeline::Lifeline(RankId rank, int ranks, milliseconds silence, News news)
-    : rank_(rank), ranks_(ranks), silence_(silence), news_(std::move(news)), last_spoken_(Clock::now()) {}
+    : rank_(rank),
+      ranks_(ranks),
+      silence_(silence),
+      news_(std::move(news)),
+      events_(epoll_create1(EPOLL_CLOEXEC)),
+      last_spoken_(Clock::now()) {
+  lines_.reserve(static_cast<std::size_t>(ranks));
+}
 
 Lifeline::~Lifeline() {
   for (const Line& line : lines_) {
     if (line.socket >= 0) close(line.socket);
   }
   if (door_ >= 0) close(door_);
+  if (events_ >= 0) close(events_);
+}
+
+void Lifeline::watch(const Line& line) const {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = static_cast<std::uint64_t>(&line - lines_.data());
+  epoll_ctl(events_, EPOLL_CTL_ADD, line.socket, &event);
 }
 
 std::string Lifeline::listen() {
@@ -128,6 +146,7 @@ bool Lifeline::connect(const std::string& invitation) {
     if (line.heard.starts_with("welcome " + std::to_string(secret_) + "\n")) {
       line.heard.erase(0, line.heard.find('\n') + 1);
       line.last_heard = Clock::now();
+      watch(line);
       return true;
     }
     close(line.socket);
@@ -165,6 +184,7 @@ int Lifeline::admit(milliseconds patience) {
     line.peer = RankId(rank);
     line.last_heard = last = Clock::now();
     speak(line, "welcome " + std::to_string(secret_));
+    watch(line);
   }
   for (Line& line : lines_) line.last_heard = Clock::now();
   return ranks_ - 1 - static_cast<int>(lines_.size());
@@ -178,13 +198,23 @@ void Lifeline::speak(const Line& line, const std::string& word) const {
 }
 
 void Lifeline::attend(milliseconds wait) {
-  std::vector<pollfd> waits;
-  for (const Line& line : lines_) {
-    if (line.socket >= 0) waits.push_back({line.socket, POLLIN, 0});
-  }
   const milliseconds between = std::max(milliseconds(20), silence_ / 10);
-  poll(waits.data(), waits.size(), static_cast<int>(std::min(wait, between).count()));
-  for (Line& line : lines_) hear(line);
+  std::array<epoll_event, 64> events;
+  const int count = epoll_wait(events_, events.data(), static_cast<int>(events.size()),
+                               static_cast<int>(std::min(wait, between).count()));
+  if (count < 0 && errno != EINTR) std::this_thread::sleep_for(wait);
+  for (int i = 0; i < count; ++i) hear(lines_[events[static_cast<std::size_t>(i)].data.u64]);
+  if (Clock::now() - last_spoken_ < between) return;
+  last_spoken_ = Clock::now();
+  for (const Line& line : lines_) speak(line, "alive");
+  find_silent();
+}
+
+void Lifeline::find_silent() {
+  // What has come while this process itself did not run counts as heard.
+  for (Line& line : lines_) {
+    if (line.socket >= 0 && !line.said_farewell && Clock::now() - line.last_heard >= silence_) hear(line);
+  }
   const auto now = Clock::now();
   for (Line& line : lines_) {
     if (line.socket < 0 || line.said_farewell || now - line.last_heard < silence_) continue;
@@ -192,10 +222,6 @@ void Lifeline::attend(milliseconds wait) {
     std::snprintf(seconds, sizeof seconds, "%.1f", std::chrono::duration<double>(now - line.last_heard).count());
     lose(line, "rank " + std::to_string(line.peer.value) + " has been silent for " + seconds +
                    " s: its process is stopped, or its host cannot be reached");
-  }
-  if (now - last_spoken_ >= between) {
-    last_spoken_ = now;
-    for (const Line& line : lines_) speak(line, "alive");
   }
 }
 

@@ -29,7 +29,8 @@ class Lifeline {
   /// On rank 0: lets the others in, until all are there or none has come for a while. The number that is missing.
   int admit(std::chrono::milliseconds patience);
 
-  /// One round: waits up to `wait` for something to happen, hears, speaks.
+  /// One round: waits up to `wait` for something to happen, hears those that speak; now and then it speaks, and looks
+  /// who is silent. The cost is that of what happens, not of the number of ranks.
   void attend(std::chrono::milliseconds wait);
   /// This process will end, and is not to be missed.
   void farewell();
@@ -43,6 +44,8 @@ class Lifeline {
     bool said_farewell = false;
   };
 
+  void watch(const Line& line) const;
+  void find_silent();
   void hear(Line& line);
   void take_words(Line& line);
   void lose(Line& line, const std::string& text);
@@ -53,6 +56,7 @@ class Lifeline {
   std::chrono::milliseconds silence_;
   News news_;
   int door_ = -1;
+  int events_ = -1;  // epoll: which lines have something to hear
   std::uint64_t secret_ = 0;
   std::vector<Line> lines_;
   std::chrono::steady_clock::time_point last_spoken_;

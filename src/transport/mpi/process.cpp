@@ -24,6 +24,7 @@ using std::chrono::milliseconds;
 
 /// How long a failed rank waits for the others to notice.
 constexpr milliseconds kHeed{2000};
+constexpr milliseconds kHeedAfterTimeout{200};
 
 volatile std::sig_atomic_t told_to_end = 0;
 
@@ -121,7 +122,7 @@ class MpiProcess::Implementation {
 
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity) {
     activity_ = std::move(activity);
-    engine_ = std::make_shared<mpi::Engine>(communicator_, device, /*has_own_core=*/cores_ > 0);
+    engine_ = std::make_shared<mpi::Engine>(communicator_, device, /*has_own_core=*/cores_ > 0, activity_);
     struct sigaction action {};
     action.sa_handler = [](int) { told_to_end = 1; };
     sigaction(SIGTERM, &action, &before_);
@@ -142,13 +143,15 @@ class MpiProcess::Implementation {
     reported_ = true;
     engine_->depart(failure.has_value(),
                     failure ? *failure : "rank " + std::to_string(rank_.value) + " has ended its program");
+    // After a wait that took too long there is somebody who does not heed anything.
+    const Timeout heed = engine_->is_stuck() ? kHeedAfterTimeout : std::min<Timeout>(timeout_, kHeed);
     const auto begin = Clock::now();
     while (!engine_->all_departed()) {
       if (const auto lost = engine_->lost()) {
         if (!failure) say("rank " + std::to_string(rank_.value) + ": " + lost->message);
         end_at_once();
       }
-      if (failure && Clock::now() - begin > std::min<Timeout>(timeout_, kHeed)) end_at_once();
+      if (failure && Clock::now() - begin > heed) end_at_once();
       std::this_thread::sleep_for(milliseconds(1));
     }
     const bool others_failed = engine_->failed_departure().has_value();
@@ -214,11 +217,11 @@ class MpiProcess::Implementation {
 
   /// The helper thread: keeps messages moving while the rank computes, and an eye on the other processes.
   void watch() {
-    bool is_busy = false;
     bool said_farewell = false;
+    milliseconds rest(1);
     while (!is_over_) {
-      lifeline_->attend(milliseconds(is_busy ? 1 : 4));
-      if (helps_) is_busy = help();
+      lifeline_->attend(rest);
+      if (helps_) rest = help();
       if (told_to_end != 0) end_as_told();
       if (leaving_ && !said_farewell) {
         lifeline_->farewell();
@@ -228,13 +231,21 @@ class MpiProcess::Implementation {
     if (!said_farewell) lifeline_->farewell();
   }
 
-  bool help() {
+  /// Returns how long nobody need look again.
+  milliseconds help() {
     try {
-      return engine_->progress_if_free();
+      switch (engine_->progress_if_free()) {
+        case mpi::Engine::Load::kMoving:
+          return milliseconds(1);
+        case mpi::Engine::Load::kWaiting:
+          return milliseconds(4);
+        case mpi::Engine::Load::kIdle:
+          break;
+      }
     } catch (const std::exception& error) {
       engine_->mark_lost(rank_, "rank " + std::to_string(rank_.value) + ": " + error.what());
-      return false;
     }
+    return milliseconds(10);
   }
 
   /// The launcher ends all ranks when one is gone. A moment remains to say what this one was about.

@@ -9,64 +9,70 @@ void RollCall::hear(RankId from, const Envelope& envelope) {
   if (envelope.about >= 0) failure = Failure{RankId(envelope.about), envelope.header};
   switch (envelope.kind) {
     case Kind::kAbort:
-      failures_.emplace(envelope.step, *failure);
+    case Kind::kTimeout:
+      failures_.try_emplace(envelope.step, Failed{*failure, envelope.kind == Kind::kTimeout, Clock::now()});
       break;
     case Kind::kSettle:
       answers_[envelope.step][from.value] = failure;
       break;
+    case Kind::kVerdict:
+      verdicts_[envelope.step] = failure;
+      break;
+    case Kind::kGiveUp:
+      give_up(*failure);
+      break;
     case Kind::kDepart:
-      departures_[from.index()] = {{from, envelope.header}, failure.has_value()};
+      if (!departures_[from.index()]) ++departed_;
+      departures_[from.index()] = {{from, envelope.header}, failure.has_value(), envelope.step};
       break;
     case Kind::kData:
+    case Kind::kAsk:
+    case Kind::kStanding:
       break;
   }
 }
 
-const Failure* RollCall::failure() const {
+bool RollCall::add_failure(const Failure& failure, bool by_timeout) {
+  return failures_.try_emplace(step_, Failed{failure, by_timeout, Clock::now()}).second;
+}
+
+const RollCall::Failed* RollCall::failure() const {
   const auto found = failures_.find(step_);
   return found == failures_.end() ? nullptr : &found->second;
 }
 
 std::optional<Failure> RollCall::answer() {
-  const Failure* known = failure();
-  return answers_[step_][own_.value] = known != nullptr ? std::optional(*known) : std::nullopt;
+  std::optional<Failure> own;
+  if (const Failed* known = failure()) own = known->failure;
+  if (is_root()) answers_[step_][own_.value] = own;
+  return own;
 }
 
 bool RollCall::is_complete() const {
+  if (!is_root()) return verdicts_.contains(step_);
   const auto found = answers_.find(step_);
   return found != answers_.end() && found->second.size() == departures_.size();
 }
 
-std::vector<RankId> RollCall::missing() const {
-  const auto found = answers_.find(step_);
-  std::vector<RankId> ranks;
-  for (std::size_t r = 0; r < departures_.size(); ++r) {
-    if (found == answers_.end() || !found->second.contains(static_cast<std::int32_t>(r))) ranks.emplace_back(r);
-  }
-  return ranks;
-}
-
-std::optional<Failure> RollCall::conclude() {
+std::optional<Failure> RollCall::verdict() const {
+  if (!is_root()) return verdicts_.at(step_);
   std::optional<Failure> outcome;
-  for (const auto& [rank, failure] : answers_[step_]) {
+  for (const auto& [rank, failure] : answers_.at(step_)) {
     if (failure && (!outcome || failure->rank < outcome->rank)) outcome = failure;
   }
+  return outcome;
+}
+
+void RollCall::conclude(const std::optional<Failure>& verdict) {
   answers_.erase(answers_.begin(), answers_.upper_bound(step_));
-  if (outcome) {
+  verdicts_.erase(verdicts_.begin(), verdicts_.upper_bound(step_));
+  if (verdict) {
     ++failed_steps_;
-    failures_.insert_or_assign(step_, *outcome);
+    failures_.insert_or_assign(step_, Failed{*verdict, false, Clock::now()});
   } else {
     failures_.erase(step_);
   }
   ++step_;
-  return outcome;
-}
-
-bool RollCall::all_others_departed() const {
-  for (std::size_t r = 0; r < departures_.size(); ++r) {
-    if (RankId(r) != own_ && !departures_[r]) return false;
-  }
-  return true;
 }
 
 std::optional<Failure> RollCall::failed_departure() const {
@@ -80,9 +86,24 @@ void RollCall::lose(RankId rank, const std::string& text) {
   if (!lost_ && !has_departed(rank)) lost_ = Failure{rank, text};
 }
 
+void RollCall::give_up(const Failure& failure) {
+  if (!over_) over_ = failure;
+}
+
 const Failure* RollCall::reason_to_give_up(RankId from) const {
   if (lost_) return &*lost_;
+  if (over_) return &*over_;
   return has_departed(from) ? &departures_[from.index()]->words : nullptr;
+}
+
+const Failure* RollCall::reason_not_to_settle() const {
+  if (lost_) return &*lost_;
+  if (over_) return &*over_;
+  if (departed_ == 0) return nullptr;
+  for (const auto& departure : departures_) {
+    if (departure && departure->step <= step_) return &departure->words;
+  }
+  return nullptr;
 }
 
 }  // namespace stagecraft::mpi
