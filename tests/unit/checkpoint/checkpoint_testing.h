@@ -29,9 +29,11 @@ inline void run_on(const Layout& layout, const std::function<void(World&)>& prog
     World world(MpiEnvironment::transport(), at::kCPU, MpiEnvironment::kTimeout, layout.replicas);
     return program(world);
   }
-  run_ranks(
-      {.ranks = layout.ranks, .replicas = layout.replicas, .threads_per_rank = 1, .timeout = std::chrono::seconds(30)},
-      program);
+  run_ranks({.ranks = layout.ranks,
+             .replicas = layout.replicas,
+             .threads_per_rank = 1,
+             .timeout = std::chrono::seconds(120)},  // a rank may wait for another that starts Python
+            program);
 }
 
 /// A path that all ranks know: that of rank 0.
