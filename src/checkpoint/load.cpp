@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <set>
@@ -45,12 +46,21 @@ class Load {
     Faults faults;
     together(world_, [&] { faults = open(); });
     if (!faults.empty()) throw FileError(path_, faults.text());
-    together(world_, [&] { faults = check(); });
+    Faults of_optimizer;
+    together(world_, [&] {
+      faults = check();
+      of_optimizer = merged(gather(world_, optimizer_faults_));
+    });
     if (!faults.empty()) {
       throw FileError(path_, "it is not a checkpoint of this model: " + faults.text() +
+                                 (of_optimizer.empty() ? "" : "; " + of_optimizer.text()) +
                                  ": load the model's own file, or make the model that the file is of");
     }
-    together(world_, [&] { read(); });
+    if (!of_optimizer.empty()) throw FileError(path_, of_optimizer.text() + ", or load without an optimizer");
+    together(world_, [&] { faults = read(); });
+    if (!faults.empty()) {
+      throw FileError(path_, faults.text() + ": fetch the file again, or load an older one before you go on");
+    }
     return step_;
   }
 
@@ -97,7 +107,7 @@ class Load {
     if (options_.optimizer != nullptr) {
       kind_ = kind_of(*options_.optimizer);
       if (kind_ == nullptr) {
-        fault("the state of this optimizer is not known: use " + known_optimizers() + ", or load without it");
+        optimizer_faults_.push_back("the state of this optimizer is not known: use " + known_optimizers());
       } else {
         check_optimizer(find);
       }
@@ -105,7 +115,7 @@ class Load {
     step_ = count(kStep);
     pipeline_steps_ = count(kPipelineSteps);
     const auto all = gather(world_, names);
-    const bool with_state = !kind_names(kind_ == nullptr ? "" : kind_->name()).empty();
+    const bool with_state = anywhere(checks_state_);
     std::set<std::string_view> known;
     for (const auto& of_rank : all) known.insert(of_rank.begin(), of_rank.end());
     for (const Entry& entry : reader_->entries()) {
@@ -117,27 +127,29 @@ class Load {
     return merged(gather(world_, faults_));
   }
 
-  /// Of all ranks.
-  std::set<std::string> kind_names(const std::string& own) {
-    std::set<std::string> names;
-    for (const auto& of_rank : gather(world_, {own})) names.insert(of_rank[0]);
-    names.erase("");
-    return names;
+  /// Whether it is so on any rank.
+  bool anywhere(bool here) {
+    const auto all = gather(world_, {here ? "yes" : "no"});
+    return std::any_of(all.begin(), all.end(), [](const auto& of_rank) { return of_rank[0] == "yes"; });
   }
 
   template <typename Find>
   void check_optimizer(const Find& find) {
     const auto saved = reader_->metadata().find(kOptimizer);
     if (saved == reader_->metadata().end()) {
-      return fault("it has no optimizer state: load it without an optimizer");
+      optimizer_faults_.emplace_back("it has no optimizer state: take a file that has it");
+      return;
     }
     if (saved->second != kind_->name()) {
-      return fault("its optimizer state is of " + in_quotes(saved->second) + ", but the optimizer is " + kind_->name() +
-                   ": use the same kind, or load without an optimizer");
+      optimizer_faults_.push_back("its optimizer state is of " + in_quotes(saved->second) + ", but the optimizer is " +
+                                  kind_->name() + ": use the same kind");
+      return;
     }
     if (has_strangers(pipeline_, *options_.optimizer)) {
-      fault("the optimizer has parameters that no stage of its rank has: make it from pipeline.parameters()");
+      optimizer_faults_.emplace_back(
+          "the optimizer has parameters that no stage of its rank has: make it from pipeline.parameters()");
     }
+    checks_state_ = true;
     const std::vector<Slot> slots = kind_->slots();
     for (const auto& [name, parameter] : optimized(pipeline_, *options_.optimizer)) {
       WantedState& state = states_.emplace_back(WantedState{parameter, {}});
@@ -180,7 +192,8 @@ class Load {
 
   // --- reading ---
 
-  void read() {
+  /// Returns what is damaged, on all ranks.
+  Faults read() {
     for (const Wanted& wanted : weights_) read_into(*wanted.entry, wanted.tensor.detach());
     const std::vector<Slot> slots = kind_ == nullptr ? std::vector<Slot>() : kind_->slots();
     for (const WantedState& wanted : states_) {
@@ -193,15 +206,21 @@ class Load {
       }
       kind_->set_state(*options_.optimizer, wanted.parameter, std::move(state));
     }
-    if (reader_->metadata().contains(kPipelineSteps)) {
+    const Faults damaged = merged(gather(world_, faults_));
+    if (damaged.empty() && reader_->metadata().contains(kPipelineSteps)) {
       pipeline_.set_steps(static_cast<std::uint64_t>(pipeline_steps_));
     }
+    return damaged;
   }
 
   void read_into(const Entry& entry, const at::Tensor& tensor) {
     const bool in_place = tensor.is_cpu() && tensor.is_contiguous();
     const at::Tensor data = in_place ? tensor : at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
-    reader_->read(entry, 0, data.mutable_data_ptr(), data.nbytes());
+    try {
+      reader_->read(entry, 0, data.mutable_data_ptr(), data.nbytes());
+    } catch (const safetensors::ChecksumError&) {
+      fault("tensor " + in_quotes(entry.name) + " is damaged, its data does not have the checksum that was written");
+    }
     if (in_place) {
       tensor.unsafeGetTensorImpl()->bump_version();
     } else {
@@ -218,6 +237,8 @@ class Load {
   std::vector<Wanted> weights_;
   std::vector<WantedState> states_;
   std::vector<std::string> faults_;
+  std::vector<std::string> optimizer_faults_;
+  bool checks_state_ = false;  // of this rank's parameters, against the file
   std::int64_t step_ = 0;
   std::int64_t pipeline_steps_ = 0;
 };

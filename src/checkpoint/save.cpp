@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -38,16 +37,9 @@ at::Tensor in_memory(const at::Tensor& tensor) { return tensor.detach().cpu().co
 /// Tells tensors apart, not more.
 std::uint64_t hash_of(const at::Tensor& tensor) {
   const at::Tensor data = in_memory(tensor);
-  const auto* bytes = static_cast<const char*>(data.const_data_ptr());
-  std::uint64_t hash = 14695981039346656037U;
-  const auto mix = [&](std::uint64_t word) { hash = ((hash ^ word) * 0x9E3779B97F4A7C15U) ^ (hash >> 29U); };
-  std::size_t at = 0;
-  for (std::uint64_t word = 0; at + sizeof(word) <= data.nbytes(); at += sizeof(word)) {
-    std::memcpy(&word, bytes + at, sizeof(word));
-    mix(word);
-  }
-  for (; at < data.nbytes(); ++at) mix(static_cast<unsigned char>(bytes[at]));
-  return hash;
+  Checksum sum;
+  sum.add(data.const_data_ptr(), data.nbytes());
+  return sum.value();
 }
 
 /// A name of the file: what it is, and who has it, the sender first.

@@ -45,7 +45,9 @@ struct LoadOptions {
 /// sets Pipeline::steps where the file has it.
 ///
 /// Throws FileError on all ranks with everything that is missing, unexpected, or of another shape or type; then nothing
-/// was changed. Only when the disk fails while tensors are being read, some may be loaded and others not.
+/// was changed. Tensors are compared with their checksums, where the file has them, as they are read: FileError on all
+/// ranks names those that are damaged. Then, and when the disk fails while tensors are being read, some are loaded and
+/// others not: load another file before going on.
 std::int64_t load_checkpoint(World& world, Pipeline& pipeline, const std::string& path,
                              const LoadOptions& options = {});
 

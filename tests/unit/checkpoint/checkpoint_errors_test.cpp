@@ -3,6 +3,9 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <fstream>
+#include <random>
+#include <sstream>
 
 #include "checkpoint_testing.h"
 #include "stagecraft/file/safetensors.h"
@@ -162,9 +165,58 @@ TEST(CheckpointErrors, OptimizersThatDoNotFit) {
   });
   EXPECT_THAT(unknown.messages(), Each(HasSubstr("use SGD, Adam, AdamW, RMSprop or Adagrad, or save without it")));
   EXPECT_THAT(strangers.messages(), Each(HasSubstr("make it from pipeline.parameters()")));
-  EXPECT_THAT(none.messages(), Each(HasSubstr("it has no optimizer state: load it without an optimizer")));
-  EXPECT_THAT(other_kind.messages(), Each(HasSubstr("is of 'Adam', but the optimizer is SGD")));
+  EXPECT_THAT(none.messages(),
+              Each(HasSubstr("it has no optimizer state: take a file that has it, or load without an optimizer")));
+  EXPECT_THAT(other_kind.messages(),
+              Each(AllOf(HasSubstr("/f: its optimizer state is of 'Adam', but the optimizer is SGD: use the same kind, "
+                                   "or load without an optimizer"),
+                         Not(HasSubstr("not a checkpoint of this model")), Not(HasSubstr("unexpected")))));
   EXPECT_THAT(amsgrad.messages(), Each(HasSubstr("'optimizer/max_exp_avg_sq/0.weight' is missing")));
+}
+
+TEST(CheckpointErrors, AFlippedBitOfTheDataIsRefusedOnAllRanks) {
+  constexpr int kTrials = 25;
+  const ScratchFolder folder;
+  Models models(kTwoRanks, 0);
+  run_on(kTwoRanks, [&](World& world) {
+    const std::string path = shared(world, folder.path("f"));
+    const std::string seed = shared(world, std::to_string(std::random_device()()));
+    Pipeline pipeline = models.pipeline(world);
+    torch::optim::Adam adam(pipeline.parameters(), 0.1);
+    train(world, pipeline, adam, 0, 1);
+    save_checkpoint(world, pipeline, path, {.optimizer = &adam});
+    std::string good;
+    std::size_t begin = 0;
+    if (world.world_rank().value == 0) {
+      std::ostringstream text;
+      text << std::ifstream(path, std::ios::binary).rdbuf();
+      good = text.str();
+      begin = safetensors::Reader(path).entries().front().begin;
+    }
+    std::mt19937_64 random(std::stoull(seed));
+    for (int trial = 0; trial < kTrials; ++trial) {
+      if (world.world_rank().value == 0) {
+        const std::size_t at = begin + random() % (good.size() - begin);
+        std::string bytes = good;
+        bytes[at] = static_cast<char>(bytes[at] ^ (1 << random() % 8));
+        std::ofstream(path, std::ios::binary) << bytes;
+      }
+      world.everyone().barrier();
+      std::string message;
+      try {
+        load_checkpoint(world, pipeline, path, {.optimizer = &adam});
+      } catch (const FileError& error) {
+        message = error.what();
+      }
+      EXPECT_THAT(message,
+                  AllOf(HasSubstr("/f: tensor '"), HasSubstr("' is damaged"), HasSubstr("fetch the file again")))
+          << "trial " << trial << ", seed " << seed;
+      world.everyone().barrier();
+    }
+    if (world.world_rank().value == 0) std::ofstream(path, std::ios::binary) << good;
+    world.everyone().barrier();
+    EXPECT_NO_THROW(load_checkpoint(world, pipeline, path, {.optimizer = &adam}));
+  });
 }
 
 TEST(CheckpointErrorsOnThreads, AFullDiskIsAnErrorOnAllRanksAndLeavesTheOldFile) {

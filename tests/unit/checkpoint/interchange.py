@@ -29,5 +29,14 @@ with safe_open(full, "pt") as file:
     assert moments.shape == (3, 8) and moments.dtype == torch.float32 and moments.abs().sum() > 0
 assert len([name for name in names if name.startswith("optimizer/")]) == 30, names
 
+# Copies that keep the metadata, checksums included: as it is, and with one number changed.
+with safe_open(full, "pt") as file:
+    metadata = file.metadata()
+assert len(metadata["stagecraft.xxh64"]) == len(metadata["stagecraft.xxh64.7.bias"]) == 16, metadata
+tensors = load_file(full)
+save_file(dict(reversed(tensors.items())), to_write + "_copy", metadata=metadata)
+tensors["7.bias"][0] += 1
+save_file(tensors, to_write + "_edited", metadata=metadata)
+
 save_file({name: tensor * 2 if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()},
           to_write)

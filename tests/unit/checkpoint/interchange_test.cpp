@@ -51,6 +51,9 @@ TEST(CheckpointInterchangeOnThreads, PythonReadsAndWritesTheSameFiles) {
       }
     }
     world.everyone().barrier();
+    EXPECT_EQ(load_checkpoint(world, pipeline, folder.path("by_python_copy"), {.optimizer = &optimizer}), 2);
+    EXPECT_THAT(message_of([&] { load_checkpoint(world, pipeline, folder.path("by_python_edited")); }),
+                testing::HasSubstr("tensor '7.bias' is damaged"));
     EXPECT_EQ(load_checkpoint(world, pipeline, folder.path("by_python")), 0);
     const NamedTensors after = pipeline.named_parameters();
     for (std::size_t i = 0; i < after.size(); ++i) {
