@@ -205,7 +205,8 @@ class Trains(TrainCase):
         self.output(*self.arguments(*options, "--steps", 3))
         first = (self.folder / "parts.csv").read_text()
         with safe_open(self.folder / "state.safetensors", "pt") as file:
-            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            metadata = {key: text for key, text in file.metadata().items() if "xxh64" not in key}  # who changes a file leaves out its checksums
         self.assertTrue(torch.equal(tensors["tokens.weight"], tensors["head.weight"]))
         for missing in ({"tokens.weight"}, {"head.weight"}, {"tokens.weight", "head.weight"}):
             kept = {name: tensor for name, tensor in tensors.items() if name not in missing}
