@@ -9,6 +9,7 @@
 namespace stagecraft {
 
 void together(World& world, const std::function<void()>& work, const std::function<void()>& on_failure) {
+  if (const auto over = world.transport().over()) throw AbortedError(over->message, over->rank);
   std::exception_ptr own;
   const auto abort_saying = [&](const std::string& text) {
     own = std::current_exception();

@@ -236,6 +236,11 @@ class LocalFabric::End : public Transport {
     shared_.wake_all();
   }
 
+  [[nodiscard]] std::optional<Failure> over() const override {
+    const std::lock_guard lock(shared_.mutex);
+    return shared_.is_over ? shared_.failure : std::nullopt;
+  }
+
   void set_resting(bool resting) override { mailbox_of(rank_).is_resting = resting; }
 
   std::optional<Failure> settle(Timeout timeout) override {

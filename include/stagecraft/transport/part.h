@@ -27,6 +27,7 @@ class Part : public Transport {
   void abort(const Failure& failure) override { whole_->abort(failure); }
   std::optional<Failure> settle(Timeout timeout) override { return whole_->settle(timeout); }
   void give_up(const Failure& failure) override { whole_->give_up(failure); }
+  [[nodiscard]] std::optional<Failure> over() const override { return whole_->over(); }
   void set_resting(bool resting) override { whole_->set_resting(resting); }
   [[nodiscard]] std::uint64_t failed_steps() const override { return whole_->failed_steps(); }
   std::int32_t new_group_id() override { return whole_->new_group_id(); }

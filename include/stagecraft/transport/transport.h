@@ -85,6 +85,8 @@ class Transport {
   /// This rank goes on without having settled: ranks are no longer in the same step, and never will be. Ends all
   /// waiting, now and later, on all ranks, with AbortedError. The first failure counts.
   virtual void give_up(const Failure& failure) = 0;
+  /// Why, if some rank has given up: no step can begin any more, and what is left of the last one is not to be taken.
+  [[nodiscard]] virtual std::optional<Failure> over() const = 0;
   /// While it is set, the thread that settles steps only waits for other threads of this rank: a rank that waits for
   /// this one then looks at what those wait for.
   virtual void set_resting(bool resting) = 0;

@@ -48,6 +48,7 @@ class Engine : public Transport {
   void abort(const Failure& failure) override;
   std::optional<Failure> settle(Timeout timeout) override;
   void give_up(const Failure& failure) override;
+  [[nodiscard]] std::optional<Failure> over() const override;
   void set_resting(bool resting) override { is_resting_ = resting; }
   [[nodiscard]] std::uint64_t failed_steps() const override;
 

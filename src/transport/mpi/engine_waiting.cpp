@@ -249,6 +249,11 @@ void Engine::give_up(const Failure& failure) {
   tell_all(Kind::kGiveUp, known);
 }
 
+std::optional<Failure> Engine::over() const {
+  const std::lock_guard lock(mutex_);
+  return roll_call_.over();
+}
+
 void Engine::depart(bool failed, const std::string& message) {
   const std::lock_guard lock(mutex_);
   tell_all(Kind::kDepart, Failure{failed ? rank_ : RankId(-1), message});

@@ -74,6 +74,7 @@ class RollCall {
   /// Some rank has gone on without a verdict; the first counts.
   void give_up(const Failure& failure);
   [[nodiscard]] bool is_over() const { return over_.has_value(); }
+  [[nodiscard]] const std::optional<Failure>& over() const { return over_; }
   /// Why waiting for a message of `from` is in vain, or null.
   [[nodiscard]] const Failure* reason_to_give_up(RankId from) const;
   /// Why waiting for the end of the step is in vain, or null.
