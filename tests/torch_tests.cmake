@@ -49,7 +49,8 @@ if(STAGECRAFT_HAS_MPI)
 else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/transport/roll_call_test.cpp)
 endif()
-stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp unit/transport/waiting_test.cpp ${of_mpi})
+stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conformance/waits_test.cpp conformance/tensor_kinds_test.cpp
+                      conformance/group_test.cpp unit/transport/waiting_test.cpp ${of_mpi})
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
 
 if(STAGECRAFT_HAS_MPI)
