@@ -48,7 +48,8 @@ if(STAGECRAFT_HAS_MPI)
 else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/transport/roll_call_test.cpp)
 endif()
-stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp unit/transport/waiting_test.cpp ${of_mpi})
+stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conformance/waits_test.cpp conformance/tensor_kinds_test.cpp
+                      conformance/group_test.cpp unit/transport/waiting_test.cpp ${of_mpi})
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
 stagecraft_torch_test(concurrency_test 1 concurrency/operators_test.cpp concurrency/convolutions.cpp concurrency/products.cpp
                       concurrency/pointwise.cpp concurrency/reductions.cpp concurrency/layers.cpp concurrency/indexing.cpp)

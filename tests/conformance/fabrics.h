@@ -1,0 +1,93 @@
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <thread>
+
+#include "stagecraft/core/error.h"
+#include "stagecraft/transport/group.h"
+#include "stagecraft/transport/local.h"
+#include "support/message_of.h"
+#include "support/mpi_world.h"
+
+/// The transports under test. A new one adds a line to `fabrics`.
+namespace stagecraft::conformance {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+
+inline constexpr Timeout kLong = 20s;
+
+/// Starts the ranks of one kind of transport and runs `program` on each.
+using Runner = std::function<void(int ranks, const std::function<void(Transport&)>& program)>;
+
+inline void run_local(int ranks, const std::function<void(Transport&)>& program) {
+  LocalFabric fabric(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] { program(*fabric.connect(RankId(r))); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline void run_mpi(int ranks, const std::function<void(Transport&)>& program) {
+  ASSERT_EQ(ranks, processes());
+  program(*MpiEnvironment::transport());
+}
+
+struct Fabric {
+  std::string name;
+  Runner run;
+};
+
+inline void PrintTo(const Fabric& fabric, std::ostream* out) { *out << fabric.name; }
+
+inline std::vector<Fabric> fabrics() {
+  if (processes() > 0) return {{"Mpi", run_mpi}};
+  return {{"Local", run_local}};
+}
+
+/// Those that can have so many ranks in this run.
+inline std::vector<Fabric> fabrics_of(int ranks) {
+  return processes() > 0 && processes() != ranks ? std::vector<Fabric>() : fabrics();
+}
+
+inline std::vector<int> numbers_of_ranks() {
+  if (processes() > 0) return {processes()};
+  return {1, 2, 3, 5};
+}
+
+inline Tag tag(int microbatch, Channel channel = Channel::kForward) {
+  return {channel, StageId(0), StageId(1), MicrobatchId(microbatch)};
+}
+
+inline at::Tensor pattern(std::int64_t size, at::ScalarType type, std::int64_t seed) {
+  return (at::arange(size, at::kLong) * 7 + seed).remainder(100).to(type);
+}
+
+/// Tests for so many ranks, with any transport.
+template <int kRanks>
+class Rules : public testing::TestWithParam<Fabric> {
+ protected:
+  void run(const std::function<void(Transport&)>& program) { GetParam().run(kRanks, program); }
+};
+using RulesForTwo = Rules<2>;
+using RulesForThree = Rules<3>;
+using RulesForFour = Rules<4>;
+
+/// After a wait that took too long, a settlement that is given up soon may be repeated.
+inline std::optional<Failure> settle_when_all_have_come(Transport& transport) {
+  for (int i = 0; i < 20; ++i) {
+    try {
+      return transport.settle(kLong);
+    } catch (const AbortedError&) {
+      continue;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace stagecraft::conformance

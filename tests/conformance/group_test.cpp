@@ -1,0 +1,232 @@
+// Collectives.
+
+#include "conformance/fabrics.h"
+
+namespace stagecraft::conformance {
+namespace {
+
+using GroupCase = std::tuple<Fabric, int /*ranks*/>;
+
+class Groups : public testing::TestWithParam<GroupCase> {
+ protected:
+  /// On all ranks, with a group of all.
+  void run(const std::function<void(Transport&, Group&)>& program) {
+    const auto& [fabric, ranks] = GetParam();
+    fabric.run(ranks, [&](Transport& transport) {
+      std::vector<RankId> all;
+      for (int r = 0; r < transport.ranks(); ++r) all.emplace_back(r);
+      Group group(transport, all, transport.new_group_id(), kLong);
+      program(transport, group);
+      EXPECT_FALSE(transport.settle(kLong).has_value());
+    });
+  }
+};
+
+/// What `all_reduce` and the others should give, from what all members have.
+at::Tensor expected_reduction(const std::vector<at::Tensor>& all, Reduction reduction) {
+  const at::Tensor stacked = at::stack(all).to(at::kDouble);
+  if (reduction == Reduction::kMax) return std::get<0>(stacked.max(0));
+  return reduction == Reduction::kSum ? stacked.sum(0) : stacked.mean(0);
+}
+
+TEST_P(Groups, ReduceWhatAllHave) {
+  run([](Transport&, Group& group) {
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
+      for (const std::int64_t size : {0, 1, 2, 7, 30'000}) {
+        for (const Reduction reduction : {Reduction::kSum, Reduction::kMean, Reduction::kMax}) {
+          if (type == at::kLong && reduction == Reduction::kMean) continue;
+          std::vector<at::Tensor> all;
+          for (int r = 0; r < group.size(); ++r) all.push_back(pattern(size, type, 13 * r));
+          const at::Tensor expected = expected_reduction(all, reduction);
+          const at::Tensor own = all[static_cast<std::size_t>(group.place())].clone();
+          group.all_reduce(own, reduction);
+          EXPECT_TRUE(at::allclose(own.to(at::kDouble), expected, type == at::kBFloat16 ? 4e-3 : 1e-6))
+              << c10::toString(type) << ' ' << size;
+          EXPECT_EQ(own.scalar_type(), type);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Groups, AReductionIsTheSameBitForBitOnAllAndInTheOrderOfTheGroup) {
+  run([](Transport&, Group& group) {
+    std::vector<at::Tensor> all;
+    for (int r = 0; r < group.size(); ++r) all.push_back(at::arange(10'001).add(r).sin().exp().to(at::kFloat));
+    at::Tensor expected = all[0].clone();
+    for (std::size_t r = 1; r < all.size(); ++r) expected += all[r];
+    const at::Tensor own = all[static_cast<std::size_t>(group.place())].clone();
+    group.all_reduce(own);
+    EXPECT_TRUE(at::equal(own, expected));
+  });
+}
+
+TEST_P(Groups, ATensorMayBeChangedAsSoonAsTheCallReturns) {
+  run([](Transport&, Group& group) {
+    const int n = group.size();
+    for (int round = 0; round < 20; ++round) {
+      const double own = 100 * round + group.place();
+      double sum = 0;
+      for (int r = 0; r < n; ++r) sum += 100 * round + r;
+
+      const at::Tensor reduced = at::full({5000}, own, at::kDouble);
+      group.all_reduce(reduced);
+      EXPECT_TRUE((reduced == sum).all().item<bool>());
+      reduced.fill_(-1);
+
+      const at::Tensor part = at::full({700}, own, at::kDouble);
+      const at::Tensor gathered = group.all_gather(part);
+      part.fill_(-1);
+      for (int r = 0; r < n; ++r) EXPECT_TRUE((gathered.narrow(0, 700 * r, 700) == 100 * round + r).all().item<bool>());
+
+      const at::Tensor whole = at::full({n, 600}, own, at::kDouble);
+      const at::Tensor scattered = group.reduce_scatter(whole);
+      whole.fill_(-1);
+      EXPECT_TRUE((scattered == sum).all().item<bool>());
+      EXPECT_EQ(scattered.sizes(), (std::vector<std::int64_t>{1, 600}));
+
+      const int from = round % n;
+      const at::Tensor told = at::full({3000}, own, at::kDouble);
+      group.broadcast_into(told, from);
+      EXPECT_TRUE((told == 100 * round + from).all().item<bool>());
+      told.fill_(-1);
+    }
+  });
+}
+
+TEST_P(Groups, ReduceTensorsThatAreNotContiguous) {
+  run([](Transport&, Group& group) {
+    const at::Tensor own = at::arange(60, at::kDouble).view({6, 10}).t();
+    const at::Tensor once = own.clone();
+    group.all_reduce(own);
+    EXPECT_TRUE(at::equal(own, once * group.size()));
+  });
+}
+
+TEST_P(Groups, MessagesGoToOneOrToAll) {
+  run([](Transport&, Group& group) {
+    const std::string own = "words of " + std::to_string(group.place());
+    for (int one = 0; one < group.size(); ++one) {
+      EXPECT_EQ(group.broadcast({{}, own}, one).header, "words of " + std::to_string(one));
+      const auto collected = group.collect({{at::full({2}, group.place())}, own}, one);
+      ASSERT_EQ(collected.size(), one == group.place() ? static_cast<std::size_t>(group.size()) : 0U);
+      for (std::size_t r = 0; r < collected.size(); ++r) {
+        EXPECT_EQ(collected[r].header, "words of " + std::to_string(r));
+        EXPECT_EQ(collected[r].tensors.at(0)[1].item<int>(), static_cast<int>(r));
+      }
+    }
+    const auto all = group.all_gather(own);
+    const auto messages = group.all_gather(Message{{}, own});
+    ASSERT_EQ(all.size(), static_cast<std::size_t>(group.size()));
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      EXPECT_EQ(all[r], "words of " + std::to_string(r));
+      EXPECT_EQ(messages[r].header, all[r]);
+    }
+  });
+}
+
+TEST_P(Groups, NoRankLeavesABarrierBeforeTheLastHasCome) {
+  run([](Transport& transport, Group& group) {
+    using Clock = std::chrono::steady_clock;
+    const RankId last(transport.ranks() - 1);
+    if (transport.rank() == last) std::this_thread::sleep_for(60ms);
+    const std::string came = std::to_string(Clock::now().time_since_epoch().count());
+    group.barrier();
+    const auto left = Clock::now().time_since_epoch().count();
+    const auto all = group.all_gather(came);
+    EXPECT_GE(left, std::stoll(all.back()));
+  });
+}
+
+TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
+  run([](Transport& transport, Group& group) {
+    // Also a world cut into two groups that know nothing of each other.
+    std::vector<RankId> alike;
+    for (int r = transport.rank().value % 2; r < transport.ranks(); r += 2) alike.emplace_back(r);
+    Group half(transport, alike, transport.new_group_id(), kLong);
+    std::thread beside([&] {
+      for (int i = 0; i < 50; ++i) {
+        const at::Tensor one = at::ones({1000});
+        half.all_reduce(one);
+        EXPECT_TRUE((one == half.size()).all().item<bool>());
+      }
+    });
+    for (int i = 0; i < 50; ++i) {
+      const at::Tensor two = at::full({1000}, 2.0F);
+      group.all_reduce(two);
+      EXPECT_TRUE((two == 2 * group.size()).all().item<bool>());
+    }
+    beside.join();
+  });
+}
+
+TEST_P(Groups, ASingleRankNeedsNobody) {
+  run([](Transport& transport, Group&) {
+    Group alone(transport, {transport.rank()}, 0, kLong);
+    const at::Tensor tensor = at::ones({3});
+    alone.all_reduce(tensor, Reduction::kMean);
+    EXPECT_TRUE(at::equal(alone.reduce_scatter(alone.all_gather(tensor)), at::ones({3})));
+    alone.barrier();
+  });
+}
+
+TEST_P(Groups, MistakesAreNamed) {
+  run([](Transport& transport, Group& group) {
+    const RankId own = transport.rank();
+    EXPECT_THAT(message_of([&] { Group(transport, {own, own}, 0, kLong); }), HasSubstr("twice"));
+    EXPECT_THAT(message_of([&] { Group(transport, {own, RankId(77)}, 0, kLong); }), HasSubstr("names rank 77"));
+    EXPECT_THAT(message_of([&] { Group(transport, {}, 0, kLong); }), HasSubstr("without itself"));
+    EXPECT_THAT(message_of([&] { group.broadcast({}, 99); }), HasSubstr("no member 99"));
+    EXPECT_THAT(message_of([&] { group.all_reduce(at::ones({2}, at::kLong), Reduction::kMean); }),
+                HasSubstr("floating point"));
+    EXPECT_THAT(message_of([&] { group.reduce_scatter(at::ones({})); }), HasSubstr("equal parts"));
+    EXPECT_THAT(message_of([&] { group.all_gather(at::ones({})); }), HasSubstr("dimension 0"));
+  });
+}
+
+TEST_P(RulesForTwo, AGroupSaysWhichRanksDoNotAgreeAboutATensor) {
+  run([](Transport& transport) {
+    Group group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
+    const at::Tensor own = at::ones({transport.rank() == RankId(0) ? 4 : 6});
+    const std::string message = message_of([&] { group.broadcast_into(own, 0); });
+    transport.abort({transport.rank(), "done"});
+    if (transport.rank() == RankId(1)) {
+      EXPECT_THAT(message, HasSubstr("rank 0 has Float [4], rank 1 has Float [6]"));
+    }
+    EXPECT_TRUE(transport.settle(kLong).has_value());
+  });
+}
+
+TEST_P(RulesForFour, AGroupWorksAgainAfterAFailureInTheMiddleOfACollective) {
+  run([](Transport& transport) {
+    Group group(transport, {RankId(3), RankId(1), RankId(0), RankId(2)}, transport.new_group_id(), kLong);
+    for (int round = 0; round < 3; ++round) {
+      const at::Tensor one = at::ones({100});
+      group.all_reduce(one);
+      EXPECT_FALSE(transport.settle(kLong).has_value());
+      if (transport.rank() == RankId(1)) {
+        transport.abort({RankId(1), "something broke"});
+      } else {
+        EXPECT_THAT(message_of([&] {
+                      for (int i = 0; i < 1000; ++i) group.all_reduce(one);
+                    }),
+                    HasSubstr("something broke"));
+      }
+      EXPECT_TRUE(transport.settle(kLong).has_value());
+      const at::Tensor again = at::full({100}, transport.rank().value);
+      group.all_reduce(again);
+      EXPECT_TRUE((again == 6).all().item<bool>());
+      EXPECT_FALSE(transport.settle(kLong).has_value());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Groups,
+                         testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks())),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) +
+                                  "ranks";
+                         });
+
+}  // namespace
+}  // namespace stagecraft::conformance
