@@ -32,7 +32,9 @@ std::vector<std::int64_t> shape_of(const std::string& words) {
   return shape;
 }
 
-at::Tensor in_memory(const at::Tensor& tensor) { return tensor.detach().cpu().contiguous(); }
+at::Tensor in_memory(const at::Tensor& tensor) {
+  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+}
 
 /// Tells tensors apart, not more.
 std::uint64_t hash_of(const at::Tensor& tensor) {

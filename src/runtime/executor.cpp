@@ -60,6 +60,7 @@ void Executor::clear() {
   for (Flight& in : flights_) in = Flight();
   outputs_ = StepOutputs();
   inputs_ = nullptr;
+  world_.activity().set(std::nullopt);
 }
 
 StepOutputs Executor::run(const Program& program, const Schedule& schedule, const StepInputs& inputs) {

@@ -456,7 +456,7 @@ std::int64_t as_rank_zero_says(std::int64_t number) {
 TEST(Crossings, EqualOneDevice) {
   const ScratchFolder folder;
   const double seconds =
-      static_cast<double>(number_in("STAGECRAFT_CROSSINGS_SECONDS").value_or(10)) / (processes() > 0 ? 4 : 1);
+      static_cast<double>(number_in("STAGECRAFT_CROSSINGS_SECONDS").value_or(10)) / (processes() > 0 ? 10 : 1);
   const auto only = number_in("STAGECRAFT_CROSSINGS_SEED");
   const auto now =
       static_cast<std::int64_t>(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'000);

@@ -59,7 +59,7 @@ TEST(SlowRank, IsNamedByAllAndTheWorldIsOver) {
       // Ranks are in different steps now: none of them can be trusted.
       const double begin = seconds_now();
       const std::string second = message_of([&] { pipeline.step({x}, {.target = x}); });
-      EXPECT_TRUE(world.rank().value == slow || seconds_now() - begin < 0.3);  // the slow rank sleeps again
+      EXPECT_LT(seconds_now() - begin, 0.6) << "it does not begin: the slow rank would sleep again";
       EXPECT_THAT(second, HasSubstr("look at what rank " + std::to_string(slow) + " does"));
       throw std::runtime_error(first);
     });
