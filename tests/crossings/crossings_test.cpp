@@ -1,8 +1,8 @@
 // Features met in pairs, triples and more: cases drawn at random, each compared with one device. By itself the program
 // runs ranks as threads; under mpirun, processes.
 //
-//   STAGECRAFT_CROSSINGS_SECONDS  how long to go on (10 unless set); processes, of which there are several runs, a
-//   quarter of it STAGECRAFT_CROSSINGS_SEED     runs the one case of this seed, as a failure names it
+//   STAGECRAFT_CROSSINGS_SECONDS  how long to go on (10 unless set); a run of processes goes on for a tenth of it
+//   STAGECRAFT_CROSSINGS_SEED     runs the one case of this seed, as a failure names it
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
