@@ -62,7 +62,7 @@ endfunction()
 # stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
 function(stagecraft_fault_test name launcher program)
   add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_faults.py)
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 COST 50  # it waits more than it computes
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 RUN_SERIAL ON  # others beside it would make ranks late
     ENVIRONMENT "FAULT_PROGRAM=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program};MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
 endfunction()
 
