@@ -99,7 +99,7 @@ inline Between run_layer(const Traits& traits, const Weights& weights, int layer
   return {x, in.skipped};
 }
 
-/// Of a layer in the middle, from what it made.
+/// The auxiliary loss belongs to a layer in the middle.
 inline bool has_extra(const Traits& traits, int layer) { return traits.extra && layer == traits.layers / 2; }
 inline at::Tensor extra_loss(const at::Tensor& x) {
   return 0.1 * (at::is_complex(x) ? at::real(x * x.conj()) : x.pow(2)).mean();

@@ -13,7 +13,7 @@ namespace stagecraft {
 class Checksum {
  public:
   void add(const void* bytes, std::size_t size);
-  /// Of all bytes so far.
+  /// The sum of all bytes so far.
   [[nodiscard]] std::uint64_t value() const;
 
  private:

@@ -376,7 +376,7 @@ TEST(Backward, LeafThatBecomesAnInputIsNoWeightAnyMore) {
   }
 }
 
-/// As many outputs as it is told to make.
+/// Makes as many outputs as it is told to.
 struct Copies : torch::autograd::Function<Copies> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor& w,
                                                 std::int64_t count) {

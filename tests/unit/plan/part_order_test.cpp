@@ -24,7 +24,7 @@ bool comes_first_within_tolerance(const PartOrder& order, const std::vector<doub
 
 TEST(PartOrder, ComparingWithinAToleranceIsNoOrder) {
   const PartOrder order(Placement::linear(1), 3);
-  // Of one stage: F2, and I0 and W0 of an earlier microbatch, which nothing orders after it.
+  // One stage runs F2, and I0 and W0 of an earlier microbatch, which nothing orders after it.
   const std::size_t f2 = order.id(Part::kForward, 0, 2), i0 = order.id(Part::kInput, 0, 0),
                     w0 = order.id(Part::kWeight, 0, 0);
   std::vector<double> starts(order.parts(), 5);

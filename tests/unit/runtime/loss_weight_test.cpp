@@ -29,7 +29,7 @@ struct Batch {
   Tensor target;
 };
 
-/// Of one device on the whole batch: the loss, and the gradients of the weights.
+/// The loss and the gradients of the weights, computed by one device on the whole batch.
 std::pair<double, std::vector<Tensor>> whole(const Batch& batch, bool with_auxiliary = false) {
   const std::vector<Tensor> weights = make_weights();
   const Tensor hidden = at::matmul(batch.input, weights[0]);
