@@ -120,8 +120,8 @@ class StepResult {
   Value output;
 
   [[nodiscard]] bool has_loss() const { return !losses.empty(); }
-  /// The loss of the whole batch; with replicas and without `broadcast_loss`, of this one's share. NaN when no microbatch
-  /// counts, as a mean over nothing is. Throws InvalidArgument on a rank that does not have it.
+  /// The loss of the whole batch; with replicas and without `broadcast_loss`, of this one's share. NaN when no
+  /// microbatch counts, as a mean over nothing is. Throws InvalidArgument on a rank that does not have it.
   [[nodiscard]] double loss() const;
 };
 

@@ -61,8 +61,8 @@ struct StageOptions {
   /// Further names of parameters, each with the one that the stage knows it by, as a model has that uses one weight in
   /// two places: checkpoints have it under all of them, and want one.
   std::vector<std::pair<std::string, std::string>> other_names = {};
-  /// For a Sequential, the position of its first layer in the whole model. Each layer then draws its own random numbers,
-  /// the same however the model is cut (see RandomLayer). -1: they are those of the stage.
+  /// For a Sequential, the position of its first layer in the whole model. Each layer then draws its own random
+  /// numbers, the same however the model is cut (see RandomLayer). -1: they are those of the stage.
   std::int64_t first_layer = -1;
   /// What the stage was cut from and how, in a few words; ranks compare it before the first step. Empty: unknown.
   std::string origin = {};
