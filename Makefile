@@ -13,11 +13,13 @@ JOBS ?= $(shell nproc)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 PREFIX ?= /usr/local
 SECONDS ?= 3600
+FAULT_TRIALS ?= 200
 
 PACKAGES := cmake ninja-build g++ ccache mold \
   libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev coinor-cbc
 TEST_PACKAGES := zsh
-MORE_TEST_PACKAGES := clang libclang-rt-dev libmpich-dev mpich
+MORE_TEST_PACKAGES := libmpich-dev mpich
+SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz crossings bench figures \
@@ -89,18 +91,20 @@ test-rest: test-more test-asan test-tsan test-fuzz
 
 test-more: setup .venv/.models-$(TRANSFORMERS_VERSION)
 	@$(call install_packages,$(TEST_PACKAGES) $(MORE_TEST_PACKAGES))
-	@echo "== more" && cmake --preset release > /dev/null && cmake --build --preset more-tests -j $(JOBS) && ctest --preset more -j $(JOBS)
+	@echo "== more" && cmake --preset release > /dev/null && cmake --build --preset more-tests -j $(JOBS) && STAGECRAFT_FAULT_TRIALS=$(FAULT_TRIALS) ctest --preset more -j $(JOBS)
 
 test-asan test-tsan: test-%: setup
+	@$(call install_packages,$(SANITIZER_PACKAGES))
 	@echo "== $*" && cmake --preset $* > /dev/null && cmake --build --preset $* -j $(JOBS) && ctest --preset $* -j $(JOBS)
 
 test-fuzz: packages
-	@$(call install_packages,$(MORE_TEST_PACKAGES))
+	@$(call install_packages,$(SANITIZER_PACKAGES))
 	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz -j $(JOBS)
 
 crossings: setup  ## Random crossings of features against one device, for SECONDS (3600)
 	@cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) --target crossings_test
-	@STAGECRAFT_CROSSINGS_SECONDS=$(SECONDS) build/bin/crossings_test
+	@STAGECRAFT_CROSSINGS_SECONDS=$$(($(SECONDS) * 7 / 10)) build/bin/crossings_test
+	@for ranks in 2 3 4; do STAGECRAFT_CROSSINGS_SECONDS=$(SECONDS) mpirun --allow-run-as-root --oversubscribe -n $$ranks build/bin/crossings_test || exit 1; done
 
 bench: setup command  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench

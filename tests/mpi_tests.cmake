@@ -8,7 +8,7 @@ function(stagecraft_mpi_test name launcher ranks program)
   # itself leaves memory behind.
   # Every setting is looked at by threads alone.
   set_tests_properties(${name} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT_MODIFICATION STAGECRAFT_TEST_ALL=unset:
-    ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_btl_vader_single_copy_mechanism=none")
+    ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_btl_vader_single_copy_mechanism=none")
 endfunction()
 
 # stagecraft_more(<test>...): only `make test-all` runs them.

@@ -27,5 +27,6 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
                      COMMAND ${CMAKE_COMMAND} -E create_symlink ../test_programs_mpich ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/mpich/fault_program)
   # Left to itself, this launcher kills the survivors before they can say anything.
   stagecraft_fault_test(faults.mpich "${STAGECRAFT_MPICH_EXEC} -disable-auto-cleanup" mpich/fault_program)
+  set_tests_properties(faults.mpich PROPERTIES ENVIRONMENT_MODIFICATION STAGECRAFT_FAULT_TRIALS=unset:)  # Open MPI has the many
   stagecraft_more(faults.mpich)
 endif()

@@ -1,7 +1,6 @@
 #include "runnable.h"
 
 #include <algorithm>
-#include <ranges>
 
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
@@ -11,9 +10,9 @@ namespace {
 
 std::vector<std::size_t> completion_order(const Program& program) {
   std::vector<std::size_t> order;
-  for (const Instruction& instruction : std::views::reverse(program)) {
-    if (!gives_weight_gradient(instruction.kind)) continue;
-    if (std::find(order.begin(), order.end(), instruction.stage) == order.end()) order.push_back(instruction.stage);
+  for (auto instruction = program.rbegin(); instruction != program.rend(); ++instruction) {
+    if (!gives_weight_gradient(instruction->kind)) continue;
+    if (std::find(order.begin(), order.end(), instruction->stage) == order.end()) order.push_back(instruction->stage);
   }
   std::reverse(order.begin(), order.end());
   return order;

@@ -2,7 +2,7 @@
 //
 //   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
 //
-// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps three timeouts); ACTION_NUMBER counts this
+// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps two timeouts); ACTION_NUMBER counts this
 // rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in
 // every weight, and the rank has its accident ACTION_NUMBER milliseconds after the first time. Ranks that are threads
 // say how they end, as processes do.
@@ -25,7 +25,7 @@ namespace {
 void have_accident(const std::string& fault, sc::Timeout timeout) {
   if (fault == "throw") throw std::runtime_error("the accident that was asked for");
   if (fault == "throw_number") throw 42;
-  if (fault == "slow") std::this_thread::sleep_for(3 * timeout);
+  if (fault == "slow") std::this_thread::sleep_for(2 * timeout);
   if (fault == "exit") std::exit(0);
   if (fault == "kill") raise(SIGKILL);
   if (fault == "stop") raise(SIGSTOP);

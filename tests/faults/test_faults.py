@@ -239,30 +239,32 @@ class Trial:
         """A machine that is too busy to start processes within the timeout says nothing about accidents."""
         return "MPI has not started" not in self.output
 
+    def said(self, rank):
+        return [(when, line) for when, line in self.lines if line.startswith(f"rank {rank}: ")]
+
     def faults(self):
         """What is wrong about how the others ended."""
         if self.code is None:
             return ["it did not end"]
         if self.code == 0:
             return ["its exit code is 0"]
-        accidents = [when for when, line in self.lines if line.startswith("accident at")]
-        if not accidents:
+        if not any(line.startswith("accident at") for _, line in self.lines):
             return ["the accident did not happen"]
         names = {"slow": rf"look at what rank {self.rank} does", "stop": rf"rank {self.rank} has been silent",
                  "kill": rf"the process of rank {self.rank} has ended", "throw": rf"rank {self.rank}\b.*the accident that was asked for",
                  "throw_number": rf"rank {self.rank}\b.*unknown type"}[self.fault]
-        found = []
-        for other in self.others:
-            said = [(when, line) for when, line in self.lines if line.startswith(f"rank {other}: ")]
-            if not said:
-                found.append(f"rank {other} said nothing")
-                continue
-            if not any(re.search(names, line) for _, line in said):
-                found.append(f"rank {other} does not name rank {self.rank}")
-            late = said[0][0] - accidents[0] - self.TIMEOUT
-            if late > 1.0:
-                found.append(f"rank {other} ended {late:.2f} s after the timeout")
-        return found
+        silent = [f"rank {other} said nothing" for other in self.others if not self.said(other)]
+        wrong = [f"rank {other} does not name rank {self.rank}" for other in self.others
+                 if self.said(other) and not any(re.search(names, line) for _, line in self.said(other))]
+        return silent + wrong
+
+    def late(self):
+        """Who ended more than a second after the timeout; empty if there are faults."""
+        if self.faults():
+            return []
+        begin = next(when for when, line in self.lines if line.startswith("accident at"))
+        after = {other: self.said(other)[0][0] - begin - self.TIMEOUT for other in self.others}
+        return [f"rank {other} ended {seconds:.2f} s after the timeout" for other, seconds in after.items() if seconds > 1]
 
 
 class Trials(unittest.TestCase):
@@ -276,7 +278,11 @@ class Trials(unittest.TestCase):
                     if not trial.has_started():
                         time.sleep(2)
                         trial.run()
-                self.assertEqual(trial.faults(), [], f"\nFAULT_SEED={SEED} STAGECRAFT_FAULT_TRIAL={number}: {trial}\n{trial.output}")
+                for _ in range(2):  # a busy machine is late now and then, ranks that wait too long are late each time
+                    if trial.late():
+                        print(f"trial {number} once more: {trial.late()}")
+                        trial.run()
+                self.assertEqual(trial.faults() + trial.late(), [], f"\nFAULT_SEED={SEED} STAGECRAFT_FAULT_TRIAL={number}: {trial}\n{trial.output}")
 
 
 class Host:

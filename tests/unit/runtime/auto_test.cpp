@@ -69,8 +69,9 @@ TEST(Auto, FindsAFasterScheduleAndSwitches) {
     // No rank holds more than the fullest one did at the beginning.
     EXPECT_EQ(report.memory_limit, 3);
     for (const int peak : peak_live_activations(pipeline.schedule())) EXPECT_LE(peak, 3);
+    // The last rank splits. The first has nobody to send a gradient to: a whole backward is as good there.
     bool splits = false;
-    for (const Action& action : pipeline.schedule().rows[0]) splits |= action.kind() == ActionKind::kBackwardWeight;
+    for (const Action& action : pipeline.schedule().rows[2]) splits |= action.kind() == ActionKind::kBackwardWeight;
     EXPECT_TRUE(splits) << "it does not run what it has switched to";
   });
   EXPECT_THAT(reports.of(0), AllOf(HasSubstr("switched from 1F1B to"), HasSubstr("gain")));

@@ -94,7 +94,7 @@ TEST(PipelineErrors, RanksWithDifferentOptions) {
       {"edges", [](PipelineOptions& options) { options.edges = {{.from = 0, .output = 0, .to = 1, .argument = 0}}; }},
   };
   for (const auto& [topic, change] : changes) {
-    EXPECT_THAT(said([&](World& world, PipelineOptions& options, StageOptions&) {
+    EXPECT_THAT(said([&change = change](World& world, PipelineOptions& options, StageOptions&) {
                   if (world.rank().value == 1) change(options);
                 }),
                 HasSubstr("rank 1 has " + topic + " '"));
@@ -148,7 +148,6 @@ struct Failing {
 
   void expect_on_every_rank(const std::string& text) const {
     Sayings sayings;
-    std::mutex mutex;
     run_ranks(quick(ranks), [&](World& world) {
       bool fail = false;
       auto module = layer();
