@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "models.h"
+#include "support/every_setting.h"
 #include "support/mpi_world.h"
 #include "support/schedule_names.h"
 
@@ -298,8 +299,6 @@ void compare(const Model& model, const Setting& setting) {
   }
 }
 
-bool run_all() { return std::getenv("STAGECRAFT_TEST_ALL") != nullptr; }
-
 class Equivalence : public testing::TestWithParam<std::string> {};
 
 TEST_P(Equivalence, EqualsOneDevice) {
@@ -312,7 +311,7 @@ TEST_P(Equivalence, EqualsOneDevice) {
         for (const Model& model : models()) {
           for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
             // A small cut that still has every model, every rank count and every number of microbatches.
-            if (!run_all() && ++settings % 23 != 0) continue;
+            if (!every_setting() && ++settings % 23 != 0) continue;
             compare(model, {type, GetParam(), ranks, per_rank, microbatches});
             if (testing::Test::HasFatalFailure()) return;
           }
@@ -339,7 +338,7 @@ TEST_P(Equivalence, ReplicasEqualOneDeviceOnTheWholeBatch) {
     for (const int microbatches : {2, 3, 4, 8}) {
       for (const Model& model : models()) {
         for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
-          if (!run_all() && ++settings % 13 != 0) continue;
+          if (!every_setting() && ++settings % 13 != 0) continue;
           compare(model, {type, GetParam(), ranks, generator.min_stages_per_rank, microbatches, replicas});
           if (testing::Test::HasFatalFailure()) return;
         }
@@ -355,7 +354,7 @@ TEST(EquivalenceOfAuto, EqualsOneDevice) {
     for (const int per_rank : {1, 2, 3}) {
       for (const int microbatches : {1, 4, 7}) {
         for (const Model& model : models()) {
-          if (!run_all() && ++settings % 11 != 0) continue;
+          if (!every_setting() && ++settings % 11 != 0) continue;
           compare(model, {at::kDouble, "auto", ranks, per_rank, microbatches, 1, kAutomaticSteps});
           if (testing::Test::HasFatalFailure()) return;
         }
@@ -369,7 +368,7 @@ TEST(EquivalenceOfAuto, ReplicasEqualOneDeviceOnTheWholeBatch) {
   for (const auto& [ranks, replicas] : worlds_of_replicas()) {
     for (const int per_rank : {1, 2}) {
       for (const Model& model : models()) {
-        if (!run_all() && ++settings % 9 != 0) continue;
+        if (!every_setting() && ++settings % 9 != 0) continue;
         compare(model, {at::kDouble, "auto", ranks, per_rank, 4, replicas, kAutomaticSteps});
         if (testing::Test::HasFatalFailure()) return;
       }

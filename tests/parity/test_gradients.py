@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import unittest
 
+import settings
 import tally
 import torch
 import torch.distributed as dist
@@ -59,7 +60,7 @@ class Gradients(unittest.TestCase):
 
     def test_same_gradients_losses_and_outputs(self):
         for index, (schedule, ranks, per_rank) in enumerate(OURS):
-            for microbatches in (4, 8):
+            for microbatches in (4, 8) if settings.ALL else (4 + 4 * (index % 2),):
                 stages = ranks * per_rank
                 torch.manual_seed(index)
                 weights = [torch.randn(WIDTH, WIDTH, dtype=torch.double) for _ in range(stages)]

@@ -2,11 +2,11 @@
 //
 //   export_runner JOBS.json    one line of JSON per job goes to standard output
 //
-// A job: {"name", "model": file, "data": file, "tolerance", "microbatches": [...], "cuts": how many random cuts into 3
-// and 4 stages, "evaluation": bool, "steps": 1}. The data, saved by torch.save: {"arguments": [...], "keywords": {...},
-// "outputs": [...], "gradients": {...}, "buffers": {...}}. The loss is the sum of the sines of all outputs.
-// Other kinds: "train" (losses of some steps), "load" (memory and reading of one stage), "draw" (one step, whose
-// outputs and gradients go to a file).
+// A job: {"name", "model": file, "data": file, "tolerance", "microbatches": [...], "stride": cut at every n-th place
+// (1), "cuts": how many random cuts into 3 and 4 stages, "evaluation": bool, "steps": 1}. The data, saved by
+// torch.save: {"arguments": [...], "keywords": {...}, "outputs": [...], "gradients": {...}, "buffers": {...}}. The loss
+// is the sum of the sines of all outputs. Other kinds: "train" (losses of some steps), "load" (memory and reading of
+// one stage), "draw" (one step, whose outputs and gradients go to a file).
 
 #include <torch/serialize.h>
 #include <torch/torch.h>
@@ -237,7 +237,8 @@ class Job {
                                                     sc::graph::cut(whole.program(), {legal[i + 1]}).stages[0].nodes;
       if (!same) distinct.push_back(legal[i]);
     }
-    for (const int place : distinct) cut({place});
+    const auto stride = static_cast<std::size_t>(job_.value("stride", 1));
+    for (std::size_t i = stride / 2; i < distinct.size(); i += stride) cut({distinct[i]});
     std::mt19937 random(7);
     for (int i = 0; i < job_.value("cuts", 0) && distinct.size() >= 3; ++i) {
       std::vector<int> places = distinct;

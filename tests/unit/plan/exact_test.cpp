@@ -8,6 +8,7 @@
 #include "stagecraft/core/random.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/plan/planner.h"
+#include "support/every_setting.h"
 #include "support/message_of.h"
 
 namespace stagecraft {
@@ -19,14 +20,15 @@ struct Case {
   bool v;
 };
 
-TEST(Exact, ThePlannerIsWithinOnePercentOnFiftyRandomCosts) {
+TEST(Exact, ThePlannerIsWithinOnePercentOnRandomCosts) {
   constexpr std::array kCases = {Case{4, 6, false}, Case{3, 5, false}, Case{2, 5, false}, Case{4, 4, false},
                                  Case{2, 2, true},  Case{3, 2, true},  Case{4, 1, true}};
   Random random;
   random.seed(7);
   int proven = 0;
-  for (int i = 0; proven < 50; ++i) {
-    ASSERT_LT(i, 65) << "the solver gives up too often";
+  const int enough = every_setting() ? 50 : 14;
+  for (int i = 0; proven < enough; ++i) {
+    ASSERT_LT(i, enough + 15) << "the solver gives up too often";
     const Case& c = kCases[static_cast<std::size_t>(i) % kCases.size()];
     PlanRequest request;
     request.ranks = c.p;
