@@ -57,8 +57,8 @@ void through_transport(sc::World& world, const std::string& what) {
   for (std::int64_t bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
     at::Tensor ball = torch::zeros({bytes / 4});
     const double seconds = best_of(rounds_for(bytes), [&] {
-      const sc::Tag there{sc::Channel::kForward, sc::StageId(0), sc::StageId(1), sc::MicrobatchId(count)};
-      const sc::Tag back{sc::Channel::kBackward, sc::StageId(1), sc::StageId(0), sc::MicrobatchId(count)};
+      const sc::Tag there{sc::MessageKind::kForward, sc::StageId(0), sc::StageId(1), sc::MicrobatchId(count)};
+      const sc::Tag back{sc::MessageKind::kBackward, sc::StageId(1), sc::StageId(0), sc::MicrobatchId(count)};
       ++count;
       if (world.is_first()) {
         transport.post_receive(peer, back);

@@ -39,7 +39,7 @@ void measure_all(sc::World& world) {
   measure(world, "empty", [] {});
   const int size = world.size();
   const sc::RankId next((world.rank().value + 1) % size), previous((world.rank().value + size - 1) % size);
-  const sc::Tag tag{sc::Channel::kForward, sc::StageId(0), sc::StageId(1), sc::MicrobatchId(0)};
+  const sc::Tag tag{sc::MessageKind::kForward, sc::StageId(0), sc::StageId(1), sc::MicrobatchId(0)};
   const at::Tensor tensor = at::ones({64});
   measure(world, "one message", [&] {
     world.transport().send(next, tag, {{tensor}, ""});

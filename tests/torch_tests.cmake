@@ -42,14 +42,8 @@ if(no_safetensors)
 endif()
 set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_PYTHON=${STAGECRAFT_PYTHON}
   STAGECRAFT_TEST_INTERCHANGE=${CMAKE_CURRENT_SOURCE_DIR}/unit/checkpoint/interchange.py PYTHONDONTWRITEBYTECODE=1)
-set(of_mpi "")
-if(STAGECRAFT_HAS_MPI)
-  set(of_mpi unit/transport/roll_call_test.cpp)
-else()
-  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/transport/roll_call_test.cpp)
-endif()
 stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conformance/waits_test.cpp conformance/tensor_kinds_test.cpp
-                      conformance/group_test.cpp unit/transport/waiting_test.cpp ${of_mpi})
+                      conformance/group_test.cpp unit/transport/waiting_test.cpp unit/transport/roll_call_test.cpp)
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
 if(NOT STAGECRAFT_SANITIZE)  # it compares numbers of LibTorch, which is not instrumented
   stagecraft_torch_test(concurrency_test 1 concurrency/operators_test.cpp concurrency/convolutions.cpp concurrency/products.cpp

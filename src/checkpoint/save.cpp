@@ -204,14 +204,16 @@ class Save {
       const std::string name = world_.everyone().broadcast({{}, writes ? entries[i].name : ""}, 0).header;
       if (writes && i > 0) write(entries[i - 1], last);
       if (world_.replica() != 0) continue;
-      const Tag tag{Channel::kCollective, StageId(id), StageId(0), MicrobatchId(i)};
+      const Tag tag = Tag::collective(id, 0, static_cast<std::int32_t>(i));
+      const std::vector<RankId>& ranks = world_.pipeline_ranks();
       const RankId sender(lines_.at(name).ranks.front());
       if (writes) {
-        last = sender == world_.rank()
-                   ? mine.at(name)
-                   : world_.transport().receive(sender, tag, world_.timeout(), &tensor_to_save).tensors.at(0);
+        last = sender == world_.rank() ? mine.at(name)
+                                       : world_.transport()
+                                             .receive(ranks[sender.index()], tag, world_.timeout(), &tensor_to_save)
+                                             .tensors.at(0);
       } else if (sender == world_.rank()) {
-        world_.transport().send(RankId(0), tag, {{mine.at(name).detach()}, ""});
+        world_.transport().send(ranks.front(), tag, {{mine.at(name).detach()}, ""});
       }
     }
     if (!writes) return;

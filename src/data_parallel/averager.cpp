@@ -52,7 +52,7 @@ std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::
 
 class Averager::Implementation {
  public:
-  Implementation(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
+  Implementation(std::unique_ptr<Group> peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
                  std::int64_t bucket_bytes, at::Device device, const std::vector<at::Tensor>& tied)
       : peers_(std::move(peers)),
         stages_(stages),
@@ -83,10 +83,10 @@ class Averager::Implementation {
     const at::NoGradGuard no_grad;
     for (const Stage& stage : stages_) {
       const std::string what = "the first weights of stage " + std::to_string(stage.index().value);
-      const auto during = peers_.during(what);
+      const auto during = peers_->during(what);
       for (const NamedTensors* tensors : {&stage.parameters(), &stage.buffers()}) {
         for (const auto& [name, tensor] : *tensors) {
-          if (tensor.defined()) peers_.broadcast_into(tensor, 0);
+          if (tensor.defined()) peers_->broadcast_into(tensor, 0);
         }
       }
     }
@@ -144,9 +144,9 @@ class Averager::Implementation {
   std::exception_ptr rest() {
     std::unique_lock lock(mutex_);
     // A rank that waits for this one is to look at whom the thread waits for.
-    peers_.set_resting(true);
+    peers_->set_resting(true);
     changed_.wait(lock, [&] { return tasks_.empty() && !is_busy_; });
-    peers_.set_resting(false);
+    peers_->set_resting(false);
     is_started_.assign(is_started_.size(), false);
     return std::exchange(failure_, nullptr);
   }
@@ -206,10 +206,10 @@ class Averager::Implementation {
   }
 
   void average(std::size_t stage, Record& record) {
-    const auto during = peers_.during(purposes_[stage]);
+    const auto during = peers_->during(purposes_[stage]);
     const std::vector<at::Tensor> gradients = gradients_of(stage);
     record.start = seconds_now();  // by now all replicas have come
-    Buckets buckets(peers_, bucket_bytes_);
+    Buckets buckets(*peers_, bucket_bytes_);
     for (const at::Tensor& gradient : gradients) {
       record.bytes += static_cast<std::int64_t>(gradient.nbytes());
       buckets.add(gradient);
@@ -232,7 +232,7 @@ class Averager::Implementation {
                             " is sparse, and replicas average dense ones: make the layer with sparse(false)");
     }
     std::string some = own;
-    for (const Message& message : peers_.all_gather(Message{{}, own})) {
+    for (const Message& message : peers_->all_gather(Message{{}, own})) {
       for (std::size_t i = 0; i < some.size(); ++i) {
         if (message.header.at(i) == '1') some[i] = '1';
       }
@@ -263,21 +263,21 @@ class Averager::Implementation {
     for (std::size_t begin = 0; begin < buffers.size(); begin += kAtOnce) {
       const std::size_t end = std::min(begin + kAtOnce, buffers.size());
       Message changed;
-      for (std::size_t i = begin; i < end && peers_.place() == 0; ++i) {
+      for (std::size_t i = begin; i < end && peers_->place() == 0; ++i) {
         const at::Tensor& buffer = buffers[i].second;
         at::Tensor& copy = changed.tensors.emplace_back();
         if (!buffer.defined() || (sent[i].defined() && at::equal(sent[i], buffer))) continue;
         copy = sent[i] = buffer.detach().clone();
       }
-      const Message news = peers_.broadcast(std::move(changed), 0);
-      for (std::size_t i = begin; i < end && peers_.place() != 0; ++i) {
+      const Message news = peers_->broadcast(std::move(changed), 0);
+      for (std::size_t i = begin; i < end && peers_->place() != 0; ++i) {
         const at::Tensor& value = news.tensors.at(i - begin);
         if (value.defined()) buffers[i].second.detach().copy_(value);
       }
     }
   }
 
-  Group peers_;
+  std::unique_ptr<Group> peers_;
   const std::vector<Stage>& stages_;
   std::vector<at::Tensor> tied_;
   std::vector<NamedTensors> parameters_;               // by stage, then the tied ones
@@ -297,8 +297,9 @@ class Averager::Implementation {
   std::thread thread_;
 };
 
-Averager::Averager(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
-                   std::int64_t bucket_bytes, at::Device device, const std::vector<at::Tensor>& tied)
+Averager::Averager(std::unique_ptr<Group> peers, const std::vector<Stage>& stages,
+                   const std::vector<std::size_t>& order, std::int64_t bucket_bytes, at::Device device,
+                   const std::vector<at::Tensor>& tied)
     : implementation_(std::make_unique<Implementation>(std::move(peers), stages, order, bucket_bytes, device, tied)) {}
 Averager::~Averager() = default;
 void Averager::make_equal() { implementation_->make_equal(); }

@@ -6,11 +6,6 @@
 #include "well_formed.h"
 
 namespace stagecraft {
-std::string_view model_name(CommModel model) {
-  constexpr std::array<std::string_view, 3> kNames = {"tagged", "in_order", "rendezvous"};
-  return kNames[static_cast<std::size_t>(model)];
-}
-
 bool Verdict::ok() const { return first_refusal() == nullptr; }
 
 const Refusal* Verdict::refusal(CommModel model) const {

@@ -34,12 +34,15 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
+    // Not remove_all: a program with LibTorch 2.11 for CUDA gets that library's own, which crashes.
+    for (const std::string& name : files_) ::unlink(name.c_str());
+    ::rmdir(folder_.c_str());
   }
-  [[nodiscard]] std::string file(const char* name) const { return (folder_ / name).string(); }
+  /// A file to be written there.
+  [[nodiscard]] std::string file(const char* name) { return files_.emplace_back((folder_ / name).string()); }
 
  private:
+  std::vector<std::string> files_;
   std::filesystem::path folder_;
 };
 
@@ -68,7 +71,7 @@ void run_cbc(std::vector<std::string> arguments) {
 }  // namespace
 
 Solution solve_lp(const std::string& program, std::size_t variables, double seconds) {
-  const Scratch scratch;
+  Scratch scratch;
   const std::string model = scratch.file("model.lp");
   const std::string answer = scratch.file("answer.txt");
   std::ofstream(model) << program;

@@ -35,90 +35,84 @@ std::string with_remedy(std::string text) {
 
 }  // namespace
 
-Executor::Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options,
-                   const Schedule& schedule, const Wiring& wiring)
+Executor::Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Wiring& wiring,
+                   int microbatches, ParameterStore& parameters)
     : world_(world),
       stages_(stages),
       options_(options),
       wiring_(wiring),
-      microbatches_(static_cast<std::size_t>(schedule.microbatches)),
+      microbatches_(static_cast<std::size_t>(microbatches)),
+      parameters_(parameters),
       flights_(stages.size() * microbatches_) {
   for (const Stage& stage : stages) {
     Place& place = places_.emplace_back();
     place.stage = stage.index();
     place.is_first = place.stage.value == 0;
-    place.is_last = place.stage.value + 1 == schedule.stages();
-    if (!place.is_first) place.before = schedule.placement.rank_of(place.stage - 1);
-    if (!place.is_last) place.after = schedule.placement.rank_of(place.stage + 1);
+    place.is_last = place.stage.value + 1 == wiring.stages();
   }
 }
 
 void Executor::clear() {
-  if (averager != nullptr) averager->cancel();
+  parameters_.cancel();
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   for (Flight& in : flights_) in = Flight();
   outputs_ = StepOutputs();
+  program_ = nullptr;
   inputs_ = nullptr;
   world_.activity().set(std::nullopt);
 }
 
-StepOutputs Executor::run(const Program& program, const Schedule& schedule, const StepInputs& inputs) {
+StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
+  program_ = &program;
   inputs_ = &inputs;
   outputs_ = StepOutputs();
   outputs_.losses.resize(microbatches_);
   outputs_.outputs.resize(microbatches_);
-  outputs_.reduced.assign(stages_.size(), false);
-  timeline.clear();
+  timeline_.clear();
   const at::AutoGradMode mode(inputs.training);
-  run_program(program, schedule);
-  if (averager != nullptr && inputs.training) finish_averaging();
+  if (inputs.training) parameters_.begin_step();
+  run_instructions();
+  if (inputs.training) parameters_.end_step(program.never_reduced);
+  if (inputs.training && record_) {
+    for (const Averager::Record& done : parameters_.records()) {
+      const Action action = Action::of_stage(ActionKind::kReduceGrad, places_[done.stage].stage);
+      timeline_.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
+    }
+  }
+  program_ = nullptr;
   inputs_ = nullptr;
   world_.activity().set(std::nullopt);
   // A handler that replaces an action may leave something behind that the next step would take for its own.
-  const bool is_handled = std::any_of(handlers.begin(), handlers.end(), [](const auto& handler) { return !!handler; });
+  const bool is_handled =
+      std::any_of(handlers_.begin(), handlers_.end(), [](const auto& handler) { return !!handler; });
   if (is_handled) flights_.assign(flights_.size(), Flight());
   return std::move(outputs_);
 }
 
-void Executor::reduce(std::size_t stage) {
-  if (averager == nullptr) return;
-  averager->start(stage);
-  outputs_.reduced[stage] = true;
-}
-
-void Executor::finish_averaging() {
-  for (const std::size_t stage : averaged_last) reduce(stage);
-  averager->finish();
-  if (!record) return;
-  for (const Averager::Record& done : averager->records()) {
-    const Action action = Action::of_stage(ActionKind::kReduceGrad, places_[done.stage].stage);
-    timeline.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
-  }
-}
-
-void Executor::run_program(const Program& program, const Schedule& schedule) {
-  const Row& row = schedule.rows[world_.rank().index()];
-  for (std::size_t i = 0; i < program.size(); ++i) {
-    const Action& action = row[program[i].step];
-    current_ = &program[i];
+void Executor::run_instructions() {
+  const std::vector<Instruction>& instructions = program_->instructions;
+  const Row& row = program_->schedule->rows[world_.rank().index()];
+  for (std::size_t i = 0; i < instructions.size(); ++i) {
+    const Instruction& instruction = instructions[i];
+    const Action& slot = row[instruction.step];
+    current_ = &instruction;
     try {
-      if (action.is_overlap()) {
-        execute_overlap(program[i], program[i + 1], action);
-        ++i;
+      if (slot.is_overlap()) {
+        execute_overlap(instruction, instructions[++i], slot);
       } else {
-        execute(program[i], action);
+        execute(instruction);
       }
     } catch (const AbortedError& error) {
       throw AbortedError(
-          std::string(error.what()) + " (at its step " + std::to_string(program[i].step) + ", " + to_text(action) + ")",
+          std::string(error.what()) + " (at its step " + std::to_string(instruction.step) + ", " + to_text(slot) + ")",
           error.peer());
     } catch (const c10::Error& error) {
-      fail(schedule, with_remedy(error.what_without_backtrace()));
+      fail(with_remedy(error.what_without_backtrace()));
     } catch (const std::exception& error) {
-      fail(schedule, error.what());
+      fail(error.what());
     } catch (...) {
-      fail(schedule, kUnknownException);
+      fail(kUnknownException);
     }
   }
 }
@@ -128,12 +122,12 @@ void Executor::run_program(const Program& program, const Schedule& schedule) {
 void Executor::execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap) {
   const std::function<void()> both = [&] {
     begin_overlap();
-    execute(first, overlap.first());
+    execute(first);
     if (main_stream_) set_current_stream(*main_stream_);
-    execute(second, overlap.second());
+    execute(second);
     end_overlap();
   };
-  const auto& handler = handlers[static_cast<std::size_t>(ActionKind::kOverlap)];
+  const auto& handler = handlers_[static_cast<std::size_t>(ActionKind::kOverlap)];
   if (!handler) return both();
   current_ = &first;
   handler(ActionContext(stages_[first.stage], overlap, both));
@@ -154,27 +148,28 @@ void Executor::end_overlap() {
   main_stream_.reset();
 }
 
-void Executor::execute(const Instruction& instruction, const Action& action) {
+void Executor::execute(const Instruction& instruction) {
+  const Action& action = instruction.action;
   current_ = &instruction;
   world_.activity().set(action);
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const double start = record ? seconds_now() : 0;
+  const double start = record_ ? seconds_now() : 0;
   waited_ = 0;
   bytes_ = 0;
-  const auto& handler = handlers[static_cast<std::size_t>(instruction.kind)];
+  const auto& handler = handlers_[static_cast<std::size_t>(action.kind())];
   if (handler) {
     const std::function<void()> run = [&] { perform(instruction); };
     handler(ActionContext(stages_[instruction.stage], action, run));
   } else {
     perform(instruction);
   }
-  if (record) timeline.push_back({action, start, seconds_now(), waited_, bytes_, /*beside=*/false});
+  if (record_) timeline_.push_back({action, start, seconds_now(), waited_, bytes_, /*beside=*/false});
 }
 
 void Executor::perform(const Instruction& instruction) {
-  switch (instruction.kind) {
+  switch (instruction.action.kind()) {
     case ActionKind::kForward:
       return forward(instruction);
     case ActionKind::kBackward:
@@ -186,24 +181,22 @@ void Executor::perform(const Instruction& instruction) {
     case ActionKind::kSendBackward:
       return send(instruction);
     case ActionKind::kRecvForward:
-      return world_.transport().post_receive(
-          instruction.peer, {Channel::kForward, places_[instruction.stage].stage - 1, places_[instruction.stage].stage,
-                             instruction.microbatch});
     case ActionKind::kRecvBackward:
-      return world_.transport().post_receive(
-          instruction.peer, {Channel::kBackward, places_[instruction.stage].stage + 1, places_[instruction.stage].stage,
-                             instruction.microbatch});
+      return world_.transport().post_receive(instruction.peer, instruction.tag);
+    case ActionKind::kUnshard:
+      return parameters_.unshard(instruction.stage);
+    case ActionKind::kReshard:
+      return parameters_.reshard(instruction.stage);
     case ActionKind::kReduceGrad:
-      return reduce(instruction.stage);
+      return parameters_.reduce_gradients(instruction.stage);
     default:
-      return;  // UNSHARD and RESHARD have nothing to do where parameters are whole
+      return;
   }
 }
 
 void Executor::send(const Instruction& instruction) {
-  Flight& in = flight(instruction.stage, instruction.microbatch);
-  const StageId stage = places_[instruction.stage].stage;
-  const bool forward = instruction.kind == ActionKind::kSendForward;
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
+  const bool forward = instruction.action.kind() == ActionKind::kSendForward;
   ValueList values;
   if (forward) {
     values = std::move(in.outgoing);
@@ -214,14 +207,25 @@ void Executor::send(const Instruction& instruction) {
     in.gradients_out.clear();
   }
   Message message = pack(values);
-  if (record) bytes_ = bytes_of(message);
-  const Tag tag{forward ? Channel::kForward : Channel::kBackward, stage, forward ? stage + 1 : stage - 1,
-                instruction.microbatch};
-  world_.transport().send(instruction.peer, tag, std::move(message));
+  if (record_) bytes_ = bytes_of(message);
+  world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
 
-void Executor::fail(const Schedule& schedule, const std::string& why) const {
+/// The message that a compute action takes.
+Message Executor::receive(const Instruction& instruction, const char* what) {
+  if (instruction.peer.value < 0) {
+    throw InvalidArgument(std::string("there is no ") + what +
+                          " for it: a handler of the action before it, on this rank, did not call run()");
+  }
+  const double begin = record_ ? seconds_now() : 0;
+  Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
+  if (record_) waited_ += seconds_now() - begin;
+  return message;
+}
+
+void Executor::fail(const std::string& why) const {
   const Instruction& instruction = *current_;
+  const Schedule& schedule = *program_->schedule;
   const Action& action = schedule.rows[world_.rank().index()][instruction.step];
   constexpr int kAround = 3;
   const int rank = world_.rank().value;
@@ -229,7 +233,7 @@ void Executor::fail(const Schedule& schedule, const std::string& why) const {
   std::ostringstream text;
   text << world_.name() << ", step " << step << ", action " << to_text(action) << " (stage "
        << places_[instruction.stage].stage.value;
-  if (has_microbatch(instruction.kind)) text << ", microbatch " << instruction.microbatch.value;
+  if (has_microbatch(instruction.action.kind())) text << ", microbatch " << instruction.action.microbatch().value;
   text << "): " << why << "\n";
   write_table(text, schedule.rows,
               {.first_step = std::max(0, step - kAround),

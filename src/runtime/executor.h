@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "parameter_store.h"
 #include "program.h"
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/core/clock.h"
-#include "stagecraft/data_parallel/averager.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "step_inputs.h"
 
@@ -24,29 +24,30 @@ struct StepOutputs {
   std::vector<at::Tensor> given;
   std::vector<at::Tensor> given_gradients;
   std::vector<StageShapes> shapes;  // if only they were asked for
-  std::vector<bool> reduced;        // by stage: whether its gradients were averaged over the replicas
 };
 
 /// Runs programs: one rank, its stages, and what is in flight between two actions.
 class Executor {
  public:
-  using Handlers = std::array<std::function<void(const ActionContext&)>, kActionKinds>;
+  /// All that it is given outlives it.
+  Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Wiring& wiring,
+           int microbatches, ParameterStore& parameters);
 
-  Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Schedule& schedule,
-           const Wiring& wiring);
-
-  /// Throws StepError or AbortedError; `clear` afterwards.
-  StepOutputs run(const Program& program, const Schedule& schedule, const StepInputs& inputs);
+  /// The program is for the wiring and the microbatches of the constructor. Throws StepError or AbortedError; `clear`
+  /// afterwards.
+  StepOutputs run(const Program& program, const StepInputs& inputs);
   /// Drops everything in flight.
   void clear();
 
-  Handlers handlers;
-  Averager* averager = nullptr;            // with replicas
-  std::vector<std::size_t> averaged_last;  // stages whose gradients the schedule does not reduce
-  bool record = false;
-  Timeline timeline;
+  void on(ActionKind kind, std::function<void(const ActionContext&)> handler) {
+    handlers_[static_cast<std::size_t>(kind)] = std::move(handler);
+  }
+  void set_recording(bool record) { record_ = record; }
+  [[nodiscard]] const Timeline& timeline() const { return timeline_; }
 
  private:
+  using Handlers = std::array<std::function<void(const ActionContext&)>, kActionKinds>;
+
   /// One microbatch in one stage, from the arrival of its input to the end of its backward.
   struct Flight {
     bool has_input = false;
@@ -69,8 +70,6 @@ class Executor {
     StageId stage;
     bool is_first;
     bool is_last;
-    RankId before{-1};  // ranks of the neighbour stages; -1 without
-    RankId after{-1};
     BackwardPlanner planner;
   };
 
@@ -78,10 +77,8 @@ class Executor {
     return flights_[stage * microbatches_ + microbatch.index()];
   }
 
-  void run_program(const Program& program, const Schedule& schedule);
-  void reduce(std::size_t stage);
-  void finish_averaging();
-  void execute(const Instruction& instruction, const Action& action);
+  void run_instructions();
+  void execute(const Instruction& instruction);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
   void begin_overlap();
   void end_overlap();
@@ -91,8 +88,9 @@ class Executor {
   void weight_part(const Instruction& instruction);
   void send(const Instruction& instruction);
 
-  void await_input(std::uint32_t stage, MicrobatchId microbatch);
-  void await_gradient(std::uint32_t stage, MicrobatchId microbatch);
+  void await_input(const Instruction& instruction);
+  void await_gradient(const Instruction& instruction);
+  Message receive(const Instruction& instruction, const char* what);
   ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves);
   Value with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const;
   std::vector<at::Tensor> hand_on(std::uint32_t stage, Flight& in, const Value& output,
@@ -104,15 +102,20 @@ class Executor {
   [[nodiscard]] at::Tensor checked_loss(const at::Tensor& loss, StageId stage, const char* what) const;
   at::Tensor seed_for(const at::Tensor& loss, double weight);
   /// At the instruction that runs.
-  [[noreturn]] void fail(const Schedule& schedule, const std::string& why) const;
+  [[noreturn]] void fail(const std::string& why) const;
 
   World& world_;
   const std::vector<Stage>& stages_;
   const PipelineOptions& options_;
   const Wiring& wiring_;
   std::size_t microbatches_;
+  ParameterStore& parameters_;
+  Handlers handlers_;
+  bool record_ = false;
+  Timeline timeline_;
   std::vector<Place> places_;
   std::vector<Flight> flights_;
+  const Program* program_ = nullptr;
   const StepInputs* inputs_ = nullptr;
   const Instruction* current_ = nullptr;  // what runs, for errors
   StepOutputs outputs_;

@@ -6,18 +6,15 @@
 #include "stagecraft/stage/packing.h"
 
 namespace stagecraft {
-void Executor::await_gradient(std::uint32_t stage, MicrobatchId microbatch) {
-  Flight& in = flight(stage, microbatch);
-  const Place& place = places_[stage];
-  if (in.has_gradient || place.is_last) return;
-  const double begin = record ? seconds_now() : 0;
-  const Tag tag{Channel::kBackward, place.stage + 1, place.stage, microbatch};
-  for (const Value& item : unpack(world_.transport().receive(place.after, tag, world_.timeout()))) {
+
+void Executor::await_gradient(const Instruction& instruction) {
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
+  if (in.has_gradient || places_[instruction.stage].is_last) return;
+  for (const Value& item : unpack(receive(instruction, "gradient"))) {
     auto& gradients = in.gradients_in.emplace_back();
     item.for_each_tensor([&](const at::Tensor& tensor) { gradients.push_back(tensor); });
   }
   in.has_gradient = true;
-  if (record) waited_ += seconds_now() - begin;
 }
 
 /// `gradients` are those of the leaves, in their order.
@@ -50,8 +47,8 @@ void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<
 }
 
 void Executor::backward(const Instruction& instruction) {
-  await_gradient(instruction.stage, instruction.microbatch);
-  Flight& in = flight(instruction.stage, instruction.microbatch);
+  await_gradient(instruction);
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
   Place& place = places_[instruction.stage];
   const StageOptions& options = stages_[instruction.stage].options();
   std::vector<at::Tensor> arriving;
@@ -62,7 +59,7 @@ void Executor::backward(const Instruction& instruction) {
   }
   arriving.insert(arriving.end(), in.seeds.begin(), in.seeds.end());
 
-  const bool whole = instruction.kind == ActionKind::kBackward;
+  const bool whole = instruction.action.kind() == ActionKind::kBackward;
   const bool at_once = whole || options.full_backward || options.deferred_weights;
   std::vector<at::Tensor> gradients =
       at_once ? in.backward.full(arriving) : in.backward.input_part(arriving, place.planner);
@@ -75,7 +72,7 @@ void Executor::backward(const Instruction& instruction) {
   if (!whole && at_once && !in.weights) in.weights = [] {};  // there is nothing left for the weight part
   if (whole && in.weights) std::exchange(in.weights, nullptr)();
   if (instruction.next != Instruction::kNobody) {
-    Flight& next = flight(instruction.next, instruction.microbatch);
+    Flight& next = flight(instruction.next, instruction.action.microbatch());
     next.gradients_in = std::move(in.gradients_out);
     next.has_gradient = true;
     in.gradients_out.clear();
@@ -83,7 +80,7 @@ void Executor::backward(const Instruction& instruction) {
 }
 
 void Executor::weight_part(const Instruction& instruction) {
-  Flight& in = flight(instruction.stage, instruction.microbatch);
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (in.weights) return std::exchange(in.weights, nullptr)();
   in.backward.weight_part();
 }

@@ -35,17 +35,13 @@ bool any_needs_gradient(const Value& value) {
 
 }  // namespace
 
-void Executor::await_input(std::uint32_t stage, MicrobatchId microbatch) {
-  Flight& in = flight(stage, microbatch);
-  const Place& place = places_[stage];
-  if (in.has_input || place.is_first) return;
-  const double begin = record ? seconds_now() : 0;
-  const Tag tag{Channel::kForward, place.stage - 1, place.stage, microbatch};
-  in.incoming = unpack(world_.transport().receive(place.before, tag, world_.timeout()));
+void Executor::await_input(const Instruction& instruction) {
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
+  if (in.has_input || places_[instruction.stage].is_first) return;
+  in.incoming = unpack(receive(instruction, "input"));
   in.rows = in.incoming.back().integer();
   in.incoming.pop_back();
   in.has_input = true;
-  if (record) waited_ += seconds_now() - begin;
 }
 
 Value Executor::with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const {
@@ -204,48 +200,47 @@ void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Va
 }
 
 void Executor::forward(const Instruction& instruction) {
-  await_input(instruction.stage, instruction.microbatch);
-  Flight& in = flight(instruction.stage, instruction.microbatch);
+  await_input(instruction);
+  const MicrobatchId microbatch = instruction.action.microbatch();
+  Flight& in = flight(instruction.stage, microbatch);
   const Place& place = places_[instruction.stage];
   const StageOptions& options = stages_[instruction.stage].options();
   std::vector<at::Tensor> leaves;
-  const ValueList arguments = gather_arguments(instruction.stage, instruction.microbatch, leaves);
+  const ValueList arguments = gather_arguments(instruction.stage, microbatch, leaves);
   ValueDict keywords;
-  for (const auto& [name, value] : inputs_->keywords[instruction.microbatch.index()]) {
+  for (const auto& [name, value] : inputs_->keywords[microbatch.index()]) {
     const Value given = with_leaves_for_given(value, in, leaves);
     keywords.emplace_back(name, options.copy_inputs ? copied(given) : given);
   }
   if (!options.inputs.empty()) {
-    check_tensors(arguments, options.inputs, place.stage, instruction.microbatch, "input");
+    check_tensors(arguments, options.inputs, place.stage, microbatch, "input");
   }
   Value output;
   {
-    const RandomScope random(options_.seed, place.stage, instruction.microbatch + inputs_->first_microbatch,
-                             inputs_->number);
+    const RandomScope random(options_.seed, place.stage, microbatch + inputs_->first_microbatch, inputs_->number);
     const Stage& stage = stages_[instruction.stage];
-    const StageCall call{place.stage, instruction.microbatch, arguments, keywords};
+    const StageCall call{place.stage, microbatch, arguments, keywords};
     output = inputs_->only_shapes ? infer_output(stage, call, world_.device()) : stage.forward(call);
   }
   if (!options.outputs.empty()) {
-    check_tensors(as_arguments(output), options.outputs, place.stage, instruction.microbatch, "output");
+    check_tensors(as_arguments(output), options.outputs, place.stage, microbatch, "output");
   }
   if (inputs_->only_shapes) {
-    StageShapes& shapes = outputs_.shapes.emplace_back(StageShapes{place.stage, instruction.microbatch, {}});
+    StageShapes& shapes = outputs_.shapes.emplace_back(StageShapes{place.stage, microbatch, {}});
     output.for_each_tensor([&](const at::Tensor& tensor) {
       if (tensor.defined()) shapes.outputs.push_back(TensorSpec::of(tensor));
     });
   }
   std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output, leaves);
-  add_losses(instruction.stage, instruction.microbatch, output, roots);
+  add_losses(instruction.stage, microbatch, output, roots);
   if (place.is_last && inputs_->keep_outputs) {
-    outputs_.outputs[instruction.microbatch.index()] =
-        output.map_tensors([](const at::Tensor& tensor) { return tensor.detach(); });
+    outputs_.outputs[microbatch.index()] = output.map_tensors([](const at::Tensor& tensor) { return tensor.detach(); });
   }
   if (inputs_->training) in.backward = Backward(roots, leaves);
   in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
-    Flight& next = flight(instruction.next, instruction.microbatch);
+    Flight& next = flight(instruction.next, microbatch);
     next.incoming = std::move(in.outgoing);
     next.rows = in.rows;
     next.has_input = true;

@@ -139,18 +139,23 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       const RankId rank(r);
+      const auto activity = std::make_shared<Activity>();
+      std::shared_ptr<Transport> transport;
+      const auto connect = [&](std::optional<at::Device> device) {
+        transport = fabric.connect(rank, device, [activity] { return activity->text(); });
+      };
       try {
         const at::Device device = device_of(options, rank, r);
         const RankThread setup(options, device, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
-        const auto activity = std::make_shared<Activity>();
-        World world(fabric.connect(rank, device, [activity] { return activity->text(); }), device, options.timeout,
-                    options.replicas, activity);
+        connect(device);
+        World world(transport, device, options.timeout, options.replicas, activity);
         program(world);
-        fabric.depart(rank, "rank " + std::to_string(r) + " has ended its program");
       } catch (...) {
         failures[rank.index()] = std::current_exception();
-        fabric.depart(rank, message_of(failures[rank.index()]));
       }
+      if (!transport) connect(std::nullopt);  // to say why
+      const std::exception_ptr failure = failures[rank.index()];
+      transport->depart(failure ? std::optional(message_of(failure)) : std::nullopt);
     });
   }
   for (std::thread& thread : threads) thread.join();

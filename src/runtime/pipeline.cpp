@@ -11,14 +11,13 @@
 #include "autopilot.h"
 #include "executor.h"
 #include "handshake.h"
-#include "resolve.h"
-#include "runnable.h"
+#include "program.h"
+#include "replicated_parameters.h"
 #include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/stand_ins.h"
 #include "step_inputs.h"
-#include "tied_parameters.h"
 #include "timeline_message.h"
 
 namespace stagecraft {
@@ -54,7 +53,11 @@ class Pipeline::Implementation {
       differences = disagreement(statements);
       if (!differences.empty()) return;
       shares_loss_weights_ = any_auxiliary_loss(statements);
-      share_weights();
+      parameters_ = std::make_unique<ReplicatedParameters>(world_, stages_, options_, schedule().placement,
+                                                           active_->completion_order);
+      parameters_->make_equal();
+      executor_.emplace(world_, stages_, options_, *wiring_, schedule().microbatches, *parameters_);
+      record_timeline(false);
     });
     if (!differences.empty()) throw InvalidArgument(differences);
   }
@@ -62,19 +65,6 @@ class Pipeline::Implementation {
   std::vector<std::string> statements_of_all() {
     const auto during = world_.everyone().during(kComparison);
     return world_.everyone().all_gather(statement_of(stages_, options_, schedule()));
-  }
-
-  void share_weights() {
-    if (!options_.ties.empty()) {
-      tied_ = std::make_unique<TiedParameters>(world_, stages_, options_.ties, schedule().placement);
-      tied_->make_equal();
-    }
-    if (world_.replicas() == 1) return;
-    averager_ = std::make_unique<Averager>(world_.more_peers("the replicas' averaging"), stages_,
-                                           active_->completion_order, options_.bucket_bytes, world_.device(),
-                                           tied_ ? tied_->tensors() : std::vector<at::Tensor>());
-    averager_->make_equal();
-    executor_->averager = averager_.get();
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
@@ -106,21 +96,19 @@ class Pipeline::Implementation {
 
   void record_timeline(bool record) {
     is_recording_ = record;
-    executor_->record = record || (autopilot_ && autopilot_->records());
+    executor_->set_recording(record || (autopilot_ && autopilot_->records()));
   }
 
   /// Of training, as it is executed.
-  [[nodiscard]] const Schedule& schedule() const { return active_->schedule; }
+  [[nodiscard]] const Schedule& schedule() const { return *active_->schedule; }
 
   World& world_;
   std::vector<Stage> stages_;
   PipelineOptions options_;
-  Schedule evaluation_;
+  Program evaluation_;
   std::optional<Wiring> wiring_;
-  Program evaluation_program_;
   std::optional<InputSplitter> splitter_;
-  std::unique_ptr<TiedParameters> tied_;  // with ties
-  std::unique_ptr<Averager> averager_;    // with replicas
+  std::unique_ptr<ParameterStore> parameters_;
   std::optional<Executor> executor_;
   std::optional<Autopilot> autopilot_;  // with schedule "auto"
   std::uint64_t steps_ = 0;
@@ -171,19 +159,19 @@ class Pipeline::Implementation {
     Schedule starting = resolve(options_, stages_by_rank, world_.rank());
     check_stages(stages_, starting, world_.rank());
     check_ties(stages_, options_.ties, starting.placement);
-    evaluation_ = forwards_of(starting);
+    evaluation_ = program_of(forwards_of(starting), "send_recv");
     if (!options_.plan && is_auto(options_.schedule)) {
       autopilot_.emplace(world_, options_.automatic, starting, options_.passes);
     }
-    active_ =
-        &runnables_[Autopilot::kWhole].emplace(make_runnable(std::move(starting), options_.passes, world_.rank()));
+    active_ = &programs_[Autopilot::kWhole].emplace(program_of(std::move(starting), options_.passes));
     wiring_.emplace(schedule().stages(), options_.edges);
-    evaluation_program_ = compile(evaluation_, world_.rank());
     trains_ = trains(schedule());
     splitter_.emplace(options_, schedule().microbatches, has_first(), has_last());
-    executor_.emplace(world_, stages_, options_, schedule(), *wiring_);
-    executor_->averaged_last = active_->never_reduced;
-    record_timeline(false);
+  }
+
+  [[nodiscard]] Program program_of(Schedule schedule, const std::string& passes) const {
+    return compile(lower(std::move(schedule), passes, world_.transport().model()), world_.rank(),
+                   world_.pipeline_ranks());
   }
 
   // --- schedule "auto" ---
@@ -196,7 +184,7 @@ class Pipeline::Implementation {
     if (!training || !autopilot_ || autopilot_->is_decided()) return result;
     const double seconds = seconds_now() - begin;
     try {
-      stagecraft::together(world_, [&] { autopilot_->after_step(executor_->timeline, seconds); });
+      stagecraft::together(world_, [&] { autopilot_->after_step(executor_->timeline(), seconds); });
     } catch (...) {
       use(autopilot_->next());
       throw;
@@ -208,14 +196,11 @@ class Pipeline::Implementation {
   /// From the next step on. The executor stays: it depends on the placement and the number of microbatches alone.
   void use(Autopilot::Variant variant) {
     record_timeline(is_recording_);
-    auto& runnable = runnables_[variant];
-    if (!runnable) {
-      runnable = make_runnable(autopilot_->schedule(variant), options_.passes, world_.rank());
-    }
-    if (active_ == &*runnable) return;
-    active_ = &*runnable;
-    executor_->averaged_last = active_->never_reduced;
-    if (averager_) averager_->reorder(active_->completion_order);
+    auto& program = programs_[variant];
+    if (!program) program = program_of(autopilot_->schedule(variant), options_.passes);
+    if (active_ == &*program) return;
+    active_ = &*program;
+    parameters_->set_order(active_->completion_order);
   }
 
   [[nodiscard]] bool has_first() const { return stages_.front().index().value == 0; }
@@ -314,7 +299,7 @@ class Pipeline::Implementation {
       }
     } const restore{back_to_training};
 
-    StepOutputs outputs = inputs.training ? train(inputs) : executor_->run(evaluation_program_, evaluation_, inputs);
+    StepOutputs outputs = executor_->run(inputs.training ? *active_ : evaluation_, inputs);
     if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
     StepResult result;
     if (shapes != nullptr) {
@@ -329,21 +314,6 @@ class Pipeline::Implementation {
     if (has_last() && inputs.keep_outputs) result.output = options_.merge_outputs(outputs.outputs);
     if (options_.broadcast_loss) share_losses(result, inputs.replica_weight / world_.replicas());
     return result;
-  }
-
-  /// Tied gradients of this step are summed over the stages, then added to what earlier steps have left, and the whole
-  /// is averaged over the replicas if the schedule has reduced their stages: a handler may put that off to a later
-  /// step.
-  StepOutputs train(const StepInputs& inputs) {
-    if (!tied_) return executor_->run(active_->program, schedule(), inputs);
-    StepOutputs outputs;
-    {
-      const TiedParameters::Aside aside = tied_->set_aside();
-      outputs = executor_->run(active_->program, schedule(), inputs);
-      tied_->sum();
-    }
-    if (averager_ && tied_->any_in(outputs.reduced)) averager_->average_tied();
-    return outputs;
   }
 
   /// Those of all replicas, to all ranks. `share`: what the losses of this replica count among them.
@@ -373,8 +343,8 @@ class Pipeline::Implementation {
     return {{at::cat(losses), at::cat(weights)}, ""};
   }
 
-  std::array<std::optional<Runnable>, Autopilot::kVariants> runnables_;  // one, unless the schedule is "auto"
-  const Runnable* active_ = nullptr;                                     // what training runs
+  std::array<std::optional<Program>, Autopilot::kVariants> programs_;  // one, unless the schedule is "auto"
+  const Program* active_ = nullptr;                                    // what training runs
   bool trains_ = false;
   bool shares_loss_weights_ = false;  // stages without the targets have losses too
   bool is_recording_ = false;         // as the user wishes
@@ -429,11 +399,11 @@ void Pipeline::set_steps(std::uint64_t steps) { implementation_->steps_ = steps;
 const Schedule& Pipeline::schedule() const { return implementation_->schedule(); }
 
 void Pipeline::on(ActionKind kind, std::function<void(const ActionContext&)> handler) {
-  implementation_->executor_->handlers[static_cast<std::size_t>(kind)] = std::move(handler);
+  implementation_->executor_->on(kind, std::move(handler));
 }
 
 void Pipeline::record_timeline(bool record) { implementation_->record_timeline(record); }
-const Timeline& Pipeline::timeline() const { return implementation_->executor_->timeline; }
+const Timeline& Pipeline::timeline() const { return implementation_->executor_->timeline(); }
 
 std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   std::vector<Timeline> all;

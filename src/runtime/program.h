@@ -1,30 +1,63 @@
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "stagecraft/core/comm_model.h"
+#include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/schedule/schedule.h"
+#include "stagecraft/transport/message.h"
 
+/// From what a user asks for to what one rank executes:
+///
+///     options ──resolve──▶ schedule of all ranks ──lower──▶ with messages, verified ──compile──▶ program of one rank
 namespace stagecraft {
+
+/// The schedule by name, file or plan, or the one that "auto" starts with. `stages_by_rank`: what every rank of the
+/// pipeline has. Throws InvalidArgument.
+Schedule resolve(const PipelineOptions& options, const std::vector<std::vector<StageId>>& stages_by_rank, RankId rank);
+
+/// Throws InvalidArgument unless the rank has the stages that the schedule puts there.
+void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, RankId rank);
+
+/// Whether there is any backward.
+bool trains(const Schedule& schedule);
+
+/// The forwards of a schedule and nothing else, compute-only: what evaluation runs.
+Schedule forwards_of(const Schedule& schedule);
+
+/// Adds the actions of `passes` to a compute-only schedule; one that is lowered stays as it is. Throws ScheduleError
+/// when it must not run with messages of this kind. All ranks of a process that ask for the same get the same object:
+/// it is as large as the schedule of all ranks.
+std::shared_ptr<const Schedule> lower(Schedule schedule, const std::string& passes, CommModel model);
 
 /// One action, with everything about it that can be known before the first step.
 struct Instruction {
-  ActionKind kind = ActionKind::kIdle;
-  std::uint32_t stage = 0;  // among the rank's own stages
-  MicrobatchId microbatch;
-  RankId peer{-1};         // of a message
-  std::uint32_t next = 0;  // of a forward or backward: the neighbour on this rank that takes its result; or kNobody
-  std::uint32_t step = 0;  // in the rank's row, for errors
+  Action action;            ///< Never an overlap: its halves are two instructions of one step.
+  std::uint32_t step = 0;   ///< In the rank's row.
+  std::uint32_t stage = 0;  ///< Among the rank's own stages.
+  /// The rank's own stage that takes the result of a forward or backward, or kNobody.
+  std::uint32_t next = kNobody;
+  /// The message that is sent, posted, or waited for by a compute action; `peer` is a rank of the world, -1 without a
+  /// message.
+  RankId peer{-1};
+  Tag tag;
 
   static constexpr std::uint32_t kNobody = UINT32_MAX;
 };
 
-/// What one rank does in a step, flat. The halves of an overlap are two instructions of one step.
-using Program = std::vector<Instruction>;
+/// What one rank does in a step.
+struct Program {
+  std::shared_ptr<const Schedule> schedule;  ///< Lowered and verified.
+  std::vector<Instruction> instructions;
+  /// Places of the rank's stages, in the order in which their gradients are complete.
+  std::vector<std::size_t> completion_order;
+  /// Those of them that the schedule does not reduce, in the same order.
+  std::vector<std::size_t> never_reduced;
+};
 
-/// `schedule` is lowered and verified.
-Program compile(const Schedule& schedule, RankId rank);
-
-/// The forwards of a schedule and nothing else, lowered anew: what evaluation runs, on any placement.
-Schedule forwards_of(const Schedule& compute_only);
+/// `ranks`: the ranks of the pipeline as ranks of the world; `rank` counts among them.
+Program compile(std::shared_ptr<const Schedule> schedule, RankId rank, const std::vector<RankId>& ranks);
 
 }  // namespace stagecraft

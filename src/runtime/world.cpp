@@ -6,7 +6,6 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/stage/microbatches.h"
-#include "stagecraft/transport/part.h"
 
 namespace stagecraft {
 
@@ -32,17 +31,16 @@ std::shared_ptr<Transport> divisible(std::shared_ptr<Transport> transport, int r
 
 World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout, int replicas,
              std::shared_ptr<Activity> activity)
-    : whole_(divisible(std::move(transport), replicas)),
+    : transport_(divisible(std::move(transport), replicas)),
       device_(device),
       timeout_(timeout),
-      everyone_(*whole_, every(0, 1, whole_->ranks()), whole_->new_group_id(), timeout, "world.everyone()"),
-      pipeline_(*whole_, every(whole_->rank().value % replicas, replicas, whole_->ranks() / replicas),
-                whole_->new_group_id(), timeout, "world.pipeline()"),
-      peers_(*whole_, every(whole_->rank().value / replicas * replicas, 1, replicas), whole_->new_group_id(), timeout,
-             "world.peers()"),
-      activity_(std::move(activity)) {
-  transport_ = replicas == 1 ? whole_ : std::make_shared<Part>(whole_, pipeline_.members(), RankId(pipeline_.place()));
-}
+      everyone_(transport_->make_group(every(0, 1, transport_->ranks()), timeout, "world.everyone()")),
+      pipeline_(
+          transport_->make_group(every(transport_->rank().value % replicas, replicas, transport_->ranks() / replicas),
+                                 timeout, "world.pipeline()")),
+      peers_(transport_->make_group(every(transport_->rank().value / replicas * replicas, 1, replicas), timeout,
+                                    "world.peers()")),
+      activity_(std::move(activity)) {}
 
 std::string World::name() const {
   const std::string own = "rank " + std::to_string(world_rank().value);
@@ -51,16 +49,14 @@ std::string World::name() const {
              : own + " (rank " + std::to_string(rank().value) + " of replica " + std::to_string(replica()) + ")";
 }
 
-Group World::more_peers(std::string name) {
-  return {*whole_, peers_.members(), whole_->new_group_id(), timeout_, std::move(name)};
+std::unique_ptr<Group> World::more_peers(std::string name) {
+  return transport_->make_group(peers_->members(), timeout_, std::move(name));
 }
 
 std::unique_ptr<Group> World::some_of_pipeline(const std::vector<RankId>& ranks, std::string name) {
-  const std::int32_t id = whole_->new_group_id();
-  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) return nullptr;
   std::vector<RankId> members;
-  for (const RankId member : ranks) members.push_back(pipeline_.members()[member.index()]);
-  return std::make_unique<Group>(*whole_, std::move(members), id, timeout_, std::move(name));
+  for (const RankId member : ranks) members.push_back(pipeline_ranks()[member.index()]);
+  return transport_->make_group(members, timeout_, std::move(name));
 }
 
 at::Tensor World::share_of(const at::Tensor& batch) const {

@@ -1,26 +1,54 @@
 #include "stagecraft/transport/transport.h"
 
+#include <algorithm>
+
+#include "coordinator.h"
+#include "stagecraft/transport/message_group.h"
+#include "tensor_kinds.h"
+
 namespace stagecraft {
 
-std::string to_text(const Tag& tag) {
-  const std::string path = "from stage " + std::to_string(tag.from.value) + " to stage " + std::to_string(tag.to.value);
-  const std::string microbatch = "microbatch " + std::to_string(tag.microbatch.value);
-  switch (tag.channel) {
-    case Channel::kForward:
-      return "the activation of " + microbatch + " " + path;
-    case Channel::kBackward:
-      return "the gradient of " + microbatch + " " + path;
-    case Channel::kCollective:
-      break;
-  }
-  const int group = tag.from.value;
-  return "round " + std::to_string(tag.to.value) + " of collective " + std::to_string(tag.microbatch.value) + " of " +
-         (group < 0 ? "Stagecraft's group " + std::to_string(-group) : "group " + std::to_string(group));
+Transport::Transport(std::unique_ptr<Channel> channel, std::function<std::string()> activity)
+    : channel_(std::move(channel)), coordinator_(std::make_shared<Coordinator>(*channel_, std::move(activity))) {
+  channel_->listen(
+      [coordinator = coordinator_](RankId from, const Notice& notice) { return coordinator->hear(from, notice); });
+}
+Transport::~Transport() = default;
+
+void Transport::check_rank(RankId rank) const {
+  if (rank.value < 0 || rank.value >= ranks()) throw no_such_rank(rank, ranks());
 }
 
-std::string to_text(const Purpose& purpose) {
-  if (!purpose.what.empty()) return std::string(purpose.what);
-  return "the " + std::string(purpose.call) + " of " + std::string(purpose.group);
+void Transport::send(RankId to, const Tag& tag, Message message) {
+  check_rank(to);
+  for (const at::Tensor& tensor : message.tensors) check_can_travel(tensor);
+  channel_->send(to, tag, std::move(message), coordinator_->step());
 }
+
+void Transport::post_receive(RankId from, const Tag& tag) {
+  check_rank(from);
+  channel_->post(from, tag);
+}
+
+Message Transport::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
+  check_rank(from);
+  return coordinator_->receive(from, tag, timeout, purpose);
+}
+
+std::unique_ptr<Group> Transport::make_group(const std::vector<RankId>& members, Timeout timeout, std::string name) {
+  const std::int32_t id = new_group_id();
+  const auto own = std::find(members.begin(), members.end(), rank());
+  if (own == members.end()) return nullptr;
+  if (auto group = channel_->make_group(members, static_cast<int>(own - members.begin()), name)) return group;
+  return std::make_unique<MessageGroup>(*this, members, id, timeout, std::move(name));
+}
+
+void Transport::abort(const Failure& failure) { coordinator_->abort(failure); }
+std::optional<Failure> Transport::settle(Timeout timeout) { return coordinator_->settle(timeout); }
+void Transport::give_up(const Failure& failure) { coordinator_->give_up(failure); }
+std::optional<Failure> Transport::over() const { return coordinator_->over(); }
+void Transport::depart(const std::optional<std::string>& failure) { coordinator_->depart(failure); }
+void Transport::set_resting(bool resting) { coordinator_->set_resting(resting); }
+std::uint64_t Transport::failed_steps() const { return coordinator_->failed_steps(); }
 
 }  // namespace stagecraft

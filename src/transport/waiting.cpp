@@ -48,9 +48,9 @@ class Search {
   /// Of a rank's waits, those that keep it from doing what `why` waits for.
   static std::vector<const Wait*> blocking(const Standing& standing, const Wait& why) {
     std::vector<const Wait*> of_group, of_main, beside;
-    const bool is_collective = !why.is_settling && why.tag.channel == Channel::kCollective;
+    const bool is_collective = !why.is_settling && why.tag.kind == MessageKind::kCollective;
     for (const Wait& wait : standing.waits) {
-      const bool is_alike = is_collective && !wait.is_settling && wait.tag.channel == Channel::kCollective;
+      const bool is_alike = is_collective && !wait.is_settling && wait.tag.kind == MessageKind::kCollective;
       if (is_alike && wait.tag.from == why.tag.from) of_group.push_back(&wait);
       (wait.is_main ? of_main : beside).push_back(&wait);
     }

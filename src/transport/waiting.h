@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/transport/transport.h"
+#include "stagecraft/transport/message.h"
 
 /// Who waits for whom, and what every transport says when a wait ends badly.
 namespace stagecraft {

@@ -7,9 +7,10 @@
 #include <functional>
 #include <thread>
 
+#include "conformance/delaying_channel.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/transport/group.h"
 #include "stagecraft/transport/local.h"
+#include "stagecraft/transport/message_group.h"
 #include "support/message_of.h"
 #include "support/mpi_world.h"
 
@@ -33,6 +34,18 @@ inline void run_local(int ranks, const std::function<void(Transport&)>& program)
   for (std::thread& thread : threads) thread.join();
 }
 
+inline void run_delaying(int ranks, const std::function<void(Transport&)>& program) {
+  LocalFabric fabric(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      Transport transport(std::make_unique<DelayingChannel>(fabric.channel(RankId(r)), static_cast<unsigned>(r)));
+      program(transport);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 inline void run_mpi(int ranks, const std::function<void(Transport&)>& program) {
   ASSERT_EQ(ranks, processes());
   program(*MpiEnvironment::transport());
@@ -47,7 +60,7 @@ inline void PrintTo(const Fabric& fabric, std::ostream* out) { *out << fabric.na
 
 inline std::vector<Fabric> fabrics() {
   if (processes() > 0) return {{"Mpi", run_mpi}};
-  return {{"Local", run_local}};
+  return {{"Local", run_local}, {"Delaying", run_delaying}};
 }
 
 /// Those that can have so many ranks in this run.
@@ -60,8 +73,8 @@ inline std::vector<int> numbers_of_ranks() {
   return {1, 2, 3, 5};
 }
 
-inline Tag tag(int microbatch, Channel channel = Channel::kForward) {
-  return {channel, StageId(0), StageId(1), MicrobatchId(microbatch)};
+inline Tag tag(int microbatch, MessageKind kind = MessageKind::kForward) {
+  return {kind, StageId(0), StageId(1), MicrobatchId(microbatch)};
 }
 
 inline at::Tensor pattern(std::int64_t size, at::ScalarType type, std::int64_t seed) {

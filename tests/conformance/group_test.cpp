@@ -15,7 +15,7 @@ class Groups : public testing::TestWithParam<GroupCase> {
     fabric.run(ranks, [&](Transport& transport) {
       std::vector<RankId> all;
       for (int r = 0; r < transport.ranks(); ++r) all.emplace_back(r);
-      Group group(transport, all, transport.new_group_id(), kLong);
+      MessageGroup group(transport, all, transport.new_group_id(), kLong);
       program(transport, group);
       EXPECT_FALSE(transport.settle(kLong).has_value());
     });
@@ -143,7 +143,7 @@ TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
     // Also a world cut into two groups that know nothing of each other.
     std::vector<RankId> alike;
     for (int r = transport.rank().value % 2; r < transport.ranks(); r += 2) alike.emplace_back(r);
-    Group half(transport, alike, transport.new_group_id(), kLong);
+    MessageGroup half(transport, alike, transport.new_group_id(), kLong);
     std::thread beside([&] {
       for (int i = 0; i < 50; ++i) {
         const at::Tensor one = at::ones({1000});
@@ -162,7 +162,7 @@ TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
 
 TEST_P(Groups, ASingleRankNeedsNobody) {
   run([](Transport& transport, Group&) {
-    Group alone(transport, {transport.rank()}, 0, kLong);
+    MessageGroup alone(transport, {transport.rank()}, 0, kLong);
     const at::Tensor tensor = at::ones({3});
     alone.all_reduce(tensor, Reduction::kMean);
     EXPECT_TRUE(at::equal(alone.reduce_scatter(alone.all_gather(tensor)), at::ones({3})));
@@ -173,9 +173,9 @@ TEST_P(Groups, ASingleRankNeedsNobody) {
 TEST_P(Groups, MistakesAreNamed) {
   run([](Transport& transport, Group& group) {
     const RankId own = transport.rank();
-    EXPECT_THAT(message_of([&] { Group(transport, {own, own}, 0, kLong); }), HasSubstr("twice"));
-    EXPECT_THAT(message_of([&] { Group(transport, {own, RankId(77)}, 0, kLong); }), HasSubstr("names rank 77"));
-    EXPECT_THAT(message_of([&] { Group(transport, {}, 0, kLong); }), HasSubstr("without itself"));
+    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, own}, 0, kLong); }), HasSubstr("twice"));
+    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, RankId(77)}, 0, kLong); }), HasSubstr("names rank 77"));
+    EXPECT_THAT(message_of([&] { MessageGroup(transport, {}, 0, kLong); }), HasSubstr("without itself"));
     EXPECT_THAT(message_of([&] { group.broadcast({}, 99); }), HasSubstr("no member 99"));
     EXPECT_THAT(message_of([&] { group.all_reduce(at::ones({2}, at::kLong), Reduction::kMean); }),
                 HasSubstr("floating point"));
@@ -186,7 +186,7 @@ TEST_P(Groups, MistakesAreNamed) {
 
 TEST_P(RulesForTwo, AGroupSaysWhichRanksDoNotAgreeAboutATensor) {
   run([](Transport& transport) {
-    Group group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
     const at::Tensor own = at::ones({transport.rank() == RankId(0) ? 4 : 6});
     const std::string message = message_of([&] { group.broadcast_into(own, 0); });
     transport.abort({transport.rank(), "done"});
@@ -199,7 +199,7 @@ TEST_P(RulesForTwo, AGroupSaysWhichRanksDoNotAgreeAboutATensor) {
 
 TEST_P(RulesForFour, AGroupWorksAgainAfterAFailureInTheMiddleOfACollective) {
   run([](Transport& transport) {
-    Group group(transport, {RankId(3), RankId(1), RankId(0), RankId(2)}, transport.new_group_id(), kLong);
+    MessageGroup group(transport, {RankId(3), RankId(1), RankId(0), RankId(2)}, transport.new_group_id(), kLong);
     for (int round = 0; round < 3; ++round) {
       const at::Tensor one = at::ones({100});
       group.all_reduce(one);

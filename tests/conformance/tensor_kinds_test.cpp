@@ -151,7 +151,7 @@ TEST_P(RulesForTwo, TensorsThatCannotTravelAreRefusedAlike) {
 TEST_P(RulesForTwo, CollectivesTakeTensorsOfEveryKind) {
   run([](Transport& transport) {
     const int me = transport.rank().value;
-    Group group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
     const auto kinds = kinds_of_tensors();
     for (std::size_t k = 0; k < kinds.size(); ++k) {
       const std::string& name = kinds[k].name;

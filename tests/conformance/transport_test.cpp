@@ -64,14 +64,14 @@ INSTANTIATE_TEST_SUITE_P(Transports, Exchange,
 TEST_P(RulesForTwo, TagsKeepMessagesApart) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
-    for (const Channel channel : {Channel::kForward, Channel::kBackward}) {
+    for (const MessageKind kind : {MessageKind::kForward, MessageKind::kBackward}) {
       for (int m = 0; m < 3; ++m) {
-        transport.send(peer, tag(m, channel), {{at::full({1}, m + (channel == Channel::kForward ? 0 : 10))}, ""});
+        transport.send(peer, tag(m, kind), {{at::full({1}, m + (kind == MessageKind::kForward ? 0 : 10))}, ""});
       }
     }
     for (int m = 2; m >= 0; --m) {
-      EXPECT_EQ(transport.receive(peer, tag(m, Channel::kBackward), kLong).tensors[0].item<int>(), m + 10);
-      EXPECT_EQ(transport.receive(peer, tag(m, Channel::kForward), kLong).tensors[0].item<int>(), m);
+      EXPECT_EQ(transport.receive(peer, tag(m, MessageKind::kBackward), kLong).tensors[0].item<int>(), m + 10);
+      EXPECT_EQ(transport.receive(peer, tag(m, MessageKind::kForward), kLong).tensors[0].item<int>(), m);
     }
     transport.settle(kLong);
   });

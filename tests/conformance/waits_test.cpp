@@ -62,7 +62,7 @@ TEST_P(RulesForTwo, RanksThatWaitForEachOtherAreToldSo) {
 TEST_P(RulesForTwo, AThreadBesideTheMainOneDoesNotHideThatARankIsSlow) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
-    Group group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(3s));
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(3s));
     if (transport.rank() == RankId(1)) {
       std::thread beside([&] { group.barrier(); });  // it waits for rank 0 all the time
       std::this_thread::sleep_for(800ms);
@@ -80,7 +80,7 @@ TEST_P(RulesForTwo, AThreadBesideTheMainOneDoesNotHideThatARankIsSlow) {
 TEST_P(RulesForTwo, ARankThatRestsWaitsForWhatItsOtherThreadsWaitFor) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
-    Group group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(3s));
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(3s));
     if (transport.rank() == RankId(1)) {
       std::thread beside([&] { group.barrier(); });
       transport.set_resting(true);
@@ -98,7 +98,7 @@ TEST_P(RulesForTwo, ARankThatRestsWaitsForWhatItsOtherThreadsWaitFor) {
 
 TEST_P(RulesForTwo, AWaitOfACollectiveSaysWhatItIsFor) {
   run([](Transport& transport) {
-    Group named(transport, {RankId(0), RankId(1)}, 7, 100ms);
+    MessageGroup named(transport, {RankId(0), RankId(1)}, 7, 100ms);
     if (transport.rank() == RankId(0)) {
       EXPECT_THAT(message_of([&] {
                     const auto during = named.during("the average of the gradients of stage 3");

@@ -20,8 +20,8 @@ class ScratchFolder {
     folder_ = name;
   }
   ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
+    // Not remove_all: a program with LibTorch 2.11 for CUDA gets that library's own, which crashes.
+    (void)!std::system(("rm -rf '" + folder_.string() + "'").c_str());
   }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;

@@ -20,7 +20,7 @@ class Averager {
   /// `peers` has one member per replica. `order`: places in `stages`, in the order in which they will be started: a
   /// parameter of several of them is averaged with the last. Gradients smaller than a bucket travel together. `tied`:
   /// parameters that are averaged by `average_tied`, not with their stages.
-  Averager(Group peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
+  Averager(std::unique_ptr<Group> peers, const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
            std::int64_t bucket_bytes, at::Device device, const std::vector<at::Tensor>& tied = {});
   ~Averager();
   Averager(const Averager&) = delete;

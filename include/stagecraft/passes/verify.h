@@ -6,23 +6,12 @@
 #include <string_view>
 #include <vector>
 
+#include "stagecraft/core/comm_model.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/schedule.h"
 
 /// Proof that a schedule can run, or the reason why not.
 namespace stagecraft {
-
-/// How messages behave, from the most forgiving to the strictest. What is safe under a later one is safe under all
-/// before.
-enum class CommModel {
-  kTagged,      ///< Non-blocking, matched by tag (MPI, ranks as threads).
-  kInOrder,     ///< Non-blocking, matched by order alone per directed pair of ranks (NCCL).
-  kRendezvous,  ///< SEND and RECV each block until the other side arrives.
-};
-inline constexpr std::array<CommModel, 3> kCommModels = {CommModel::kTagged, CommModel::kInOrder,
-                                                         CommModel::kRendezvous};
-/// "tagged", "in_order", "rendezvous".
-std::string_view model_name(CommModel model);
 
 /// One link of a chain of waiting ranks: `rank` stands at `action` and cannot pass before `on_action`, which stands
 /// later on `on_rank`.

@@ -43,6 +43,7 @@ class Wiring {
   /// argument of its stage without a value or gives it two.
   Wiring(int stages, std::vector<Edge> edges);
 
+  [[nodiscard]] int stages() const { return static_cast<int>(arguments_.size()); }
   /// What crosses from `stage` to the one after it, in the order of the message.
   [[nodiscard]] const std::vector<Item>& after(StageId stage) const { return boundaries_[stage.index()]; }
   /// Empty when the stage takes everything the stage before returns.

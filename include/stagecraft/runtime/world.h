@@ -37,34 +37,38 @@ class World {
   /// All ranks make it, with the same number of replicas. Throws InvalidArgument when that does not divide the ranks.
   World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout, int replicas = 1,
         std::shared_ptr<Activity> activity = std::make_shared<Activity>());
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
 
   /// In the pipeline.
-  [[nodiscard]] RankId rank() const { return transport_->rank(); }
+  [[nodiscard]] RankId rank() const { return RankId(pipeline_->place()); }
   /// Of the pipeline.
-  [[nodiscard]] int size() const { return transport_->ranks(); }
+  [[nodiscard]] int size() const { return pipeline_->size(); }
   [[nodiscard]] bool is_first() const { return rank().value == 0; }
   [[nodiscard]] bool is_last() const { return rank().value + 1 == size(); }
-  [[nodiscard]] int replica() const { return peers_.place(); }
-  [[nodiscard]] int replicas() const { return peers_.size(); }
+  [[nodiscard]] int replica() const { return peers_->place(); }
+  [[nodiscard]] int replicas() const { return peers_->size(); }
   /// In the whole world.
-  [[nodiscard]] RankId world_rank() const { return RankId(everyone_.place()); }
+  [[nodiscard]] RankId world_rank() const { return RankId(everyone_->place()); }
   /// "rank 3", and which one of which replica that is where there are several.
   [[nodiscard]] std::string name() const;
 
   [[nodiscard]] at::Device device() const { return device_; }
   [[nodiscard]] Timeout timeout() const { return timeout_; }
-  /// Between the ranks of the pipeline.
+  /// Between all ranks of the world.
   [[nodiscard]] Transport& transport() const { return *transport_; }
   [[nodiscard]] Activity& activity() const { return *activity_; }
 
   /// All ranks of the world, by rank.
-  [[nodiscard]] Group& everyone() { return everyone_; }
+  [[nodiscard]] Group& everyone() { return *everyone_; }
   /// The ranks of this pipeline, by rank.
-  [[nodiscard]] Group& pipeline() { return pipeline_; }
+  [[nodiscard]] Group& pipeline() { return *pipeline_; }
+  /// The ranks of this pipeline as ranks of the world.
+  [[nodiscard]] const std::vector<RankId>& pipeline_ranks() const { return pipeline_->members(); }
   /// The ranks with the same stages, by replica.
-  [[nodiscard]] Group& peers() { return peers_; }
+  [[nodiscard]] Group& peers() { return *peers_; }
   /// Another group of the peers, for another thread; all ranks of the world make it alike. `name` is for errors.
-  [[nodiscard]] Group more_peers(std::string name = {});
+  [[nodiscard]] std::unique_ptr<Group> more_peers(std::string name = {});
 
   /// Some ranks of this pipeline, in this order; none on ranks that are not among them. All ranks of the world make it
   /// alike.
@@ -74,13 +78,12 @@ class World {
   [[nodiscard]] at::Tensor share_of(const at::Tensor& batch) const;
 
  private:
-  std::shared_ptr<Transport> whole_;
+  std::shared_ptr<Transport> transport_;
   at::Device device_;
   Timeout timeout_;
-  Group everyone_;
-  Group pipeline_;
-  Group peers_;
-  std::shared_ptr<Transport> transport_;
+  std::unique_ptr<Group> everyone_;
+  std::unique_ptr<Group> pipeline_;
+  std::unique_ptr<Group> peers_;
   std::shared_ptr<Activity> activity_;
 };
 

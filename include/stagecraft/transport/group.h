@@ -2,9 +2,10 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "stagecraft/transport/transport.h"
+#include "stagecraft/transport/message.h"
 
 /// Ranks that do something together.
 namespace stagecraft {
@@ -15,15 +16,16 @@ enum class Reduction : std::uint8_t { kSum, kMean, kMax };
 /// order, with tensors of the same type and shape; a member's place is its position in the list.
 ///
 /// Waits end as those of the transport do. One thread at a time uses a group; different groups do not mix, even of the
-/// same ranks, if their ids differ.
+/// same ranks. The world makes them (World::everyone and others): by messages, or by what its transport has.
 class Group {
  public:
-  /// The transport outlives the group. `name` is what errors call it: "world.peers()"; by default it goes by its id.
-  /// Throws InvalidArgument when this rank is not a member, or one is named twice.
-  Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout, std::string name = {});
+  Group(std::vector<RankId> members, int place) : members_(std::move(members)), place_(place) {}
+  virtual ~Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
-  /// Of this rank.
+  /// This rank's.
   [[nodiscard]] int place() const { return place_; }
   [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
 
@@ -39,57 +41,45 @@ class Group {
     std::string_view& words_;
     std::string_view before_;
   };
-  /// `what` ("the average of the gradients of stage 3") outlives what is returned, and the group is not moved
-  /// meanwhile.
+  /// `what` ("the average of the gradients of stage 3") outlives what is returned.
   During during(std::string_view what) { return {what_, what}; }
 
   /// See Transport::set_resting.
-  void set_resting(bool resting) const { transport_.set_resting(resting); }
+  virtual void set_resting(bool resting) = 0;
 
   // Messages. They are handed over: nobody changes their tensors in place afterwards.
   /// Every member gets the message of member `from`; it is not used elsewhere.
-  Message broadcast(Message message, int from);
+  virtual Message broadcast(Message message, int from) = 0;
   /// Member `to` gets the messages of all, its own included, by place; the others get nothing.
-  std::vector<Message> collect(Message own, int to);
+  virtual std::vector<Message> collect(Message own, int to) = 0;
   /// Every member gets the messages of all, by place.
-  std::vector<Message> all_gather(Message own);
+  virtual std::vector<Message> all_gather(Message own) = 0;
   /// What every member said, by place.
-  std::vector<std::string> all_gather(const std::string& own);
+  virtual std::vector<std::string> all_gather(const std::string& own) = 0;
   /// Returns when all members have called it.
-  void barrier();
+  virtual void barrier() = 0;
 
   // Tensors. The caller may change them as soon as the call returns. The result is the same on all members, bit for
-  // bit: they are added up in the order of the group.
+  // bit.
   /// Into `tensor`, from member `from`.
-  void broadcast_into(const at::Tensor& tensor, int from);
+  virtual void broadcast_into(const at::Tensor& tensor, int from) = 0;
   /// In place. 16-bit floats are added up as 32-bit ones, and rounded once.
-  void all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
+  void all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::kSum) {
+    all_reduce(std::vector<at::Tensor>{tensor}, reduction);
+  }
   /// Several at once, a few hundred at most: members wait for each other only twice.
-  void all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction = Reduction::kSum);
+  virtual void all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction = Reduction::kSum) = 0;
   /// One after the other along dimension 0; there, sizes may differ.
-  at::Tensor all_gather(const at::Tensor& own);
+  virtual at::Tensor all_gather(const at::Tensor& own) = 0;
   /// This member's part of the reduced tensor, cut along dimension 0 into as many equal parts as there are members.
-  at::Tensor reduce_scatter(const at::Tensor& tensor, Reduction reduction = Reduction::kSum);
+  virtual at::Tensor reduce_scatter(const at::Tensor& tensor, Reduction reduction = Reduction::kSum) = 0;
+
+ protected:
+  std::string_view what_;  // collectives are for; empty: not said
 
  private:
-  class Collective;
-
-  [[nodiscard]] std::string text() const;
-  void check_place(int place) const;
-  void check_reduction(const at::Tensor& tensor, Reduction reduction) const;
-  /// Of the tensors of all members, by place.
-  [[nodiscard]] at::Tensor reduced(const std::vector<at::Tensor>& parts, Reduction reduction) const;
-
-  Transport& transport_;
   std::vector<RankId> members_;
-  std::int32_t id_;
-  Timeout timeout_;
-  std::string name_;
-  std::string_view what_;  // collectives are for; empty: not said
-  std::string_view call_;  // that is made of several collectives; empty: each is a call
-  int place_ = -1;
-  std::int32_t collectives_ = 0;
-  std::uint64_t failed_steps_ = 0;  // when collectives_ began to count
+  int place_;
 };
 
 }  // namespace stagecraft

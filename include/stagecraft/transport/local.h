@@ -16,19 +16,17 @@ class LocalFabric {
   LocalFabric(const LocalFabric&) = delete;
   LocalFabric& operator=(const LocalFabric&) = delete;
 
-  /// The end of one rank, called by its thread; it must not outlive the fabric. `device`: where the rank computes, and
-  /// wants what it receives; none leaves tensors where they are. `activity`: what the rank is doing, for other ranks
-  /// that wait for it (from their threads).
+  /// The end of one rank, used by its threads. `device`: where the rank computes, and wants what it receives; none
+  /// leaves tensors where they are. `activity`: see Transport.
   std::unique_ptr<Transport> connect(RankId rank, std::optional<at::Device> device = std::nullopt,
                                      std::function<std::string()> activity = {});
-
-  /// The rank is gone, for good: whoever waits for it, now or later, gets AbortedError with this message.
-  void depart(RankId rank, const std::string& message);
+  /// The channel alone, to build another transport upon.
+  std::unique_ptr<Channel> channel(RankId rank, std::optional<at::Device> device = std::nullopt);
 
  private:
   class End;
   struct Shared;
-  std::unique_ptr<Shared> shared_;
+  std::shared_ptr<Shared> shared_;
 };
 
 }  // namespace stagecraft

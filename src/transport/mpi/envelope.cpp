@@ -123,10 +123,10 @@ std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors) {
 
   std::string out;
   out.reserve(kEnvelopeBytes - room);
-  put(out, envelope.kind);
+  put(out, static_cast<std::uint8_t>(envelope.notice ? 1 + static_cast<int>(*envelope.notice) : 0));
   put(out, envelope.step);
   put(out, envelope.sequence);
-  put(out, envelope.tag.channel);
+  put(out, envelope.tag.kind);
   put(out, envelope.tag.from.value);
   put(out, envelope.tag.to.value);
   put(out, envelope.tag.microbatch.value);
@@ -162,10 +162,10 @@ std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors) {
 Envelope decode(std::span<const char> bytes) {
   Reader in(bytes);
   Envelope envelope;
-  envelope.kind = in.get<Kind>();
+  if (const auto notice = in.get<std::uint8_t>()) envelope.notice = static_cast<Notice::Kind>(notice - 1);
   envelope.step = in.get<std::uint64_t>();
   envelope.sequence = in.get<std::uint64_t>();
-  envelope.tag.channel = in.get<Channel>();
+  envelope.tag.kind = in.get<MessageKind>();
   envelope.tag.from = StageId(in.get<std::int32_t>());
   envelope.tag.to = StageId(in.get<std::int32_t>());
   envelope.tag.microbatch = MicrobatchId(in.get<std::int32_t>());

@@ -9,23 +9,11 @@
 #include <vector>
 
 #include "sparse_form.h"
-#include "stagecraft/transport/transport.h"
+#include "stagecraft/transport/channel.h"
 
 /// The first part of everything that one process sends to another: what it is, and all of it where it is small. Larger
 /// parts ("blobs") follow as messages of their own, straight from and into the memory of tensors.
 namespace stagecraft::mpi {
-
-enum class Kind : std::uint8_t {
-  kData,
-  kAbort,     ///< A step failed; the text says why, `about` whose failure it is.
-  kTimeout,   ///< As kAbort, because a wait took too long.
-  kSettle,    ///< To rank 0: the sender is at the end of a step; `about` and text of the failure it knows of, or none.
-  kVerdict,   ///< From rank 0: all are at the end of the step; `about` and text of the failure, or none.
-  kGiveUp,    ///< The sender goes on without a verdict; `about` and text say why.
-  kAsk,       ///< What does the receiver wait for? `about` numbers the question.
-  kStanding,  ///< The answer to question `about`.
-  kDepart,    ///< The sender's program has ended; `about` is the sender if it failed.
-};
 
 struct TensorForm {
   bool is_defined = false;
@@ -42,11 +30,11 @@ struct TensorForm {
 };
 
 struct Envelope {
-  Kind kind = Kind::kData;
-  std::uint64_t step = 0;      ///< Steps settled by the sender; tells old messages from new ones.
-  std::uint64_t sequence = 0;  ///< Of messages from this sender to this receiver; blobs are matched by it.
+  std::optional<Notice::Kind> notice;  ///< None: it is a message; otherwise the header is the notice's text.
+  std::uint64_t step = 0;              ///< Steps settled by the sender; tells old messages from new ones.
+  std::uint64_t sequence = 0;          ///< Of messages from this sender to this receiver; blobs are matched by it.
   Tag tag;
-  std::int32_t about = -1;  ///< A rank, or -1.
+  std::int32_t about = -1;  ///< Of a notice.
   /// Too long for an envelope: the first blob.
   std::uint64_t header_blob = 0;
   std::string header;

@@ -10,8 +10,9 @@
 #include <mutex>
 #include <thread>
 
-#include "engine.h"
+#include "coordinator.h"
 #include "lifeline.h"
+#include "mpi_channel.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/version.h"
 #include "stagecraft/transport/mpi.h"
@@ -122,7 +123,9 @@ class MpiProcess::Implementation {
 
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity) {
     activity_ = std::move(activity);
-    engine_ = std::make_shared<mpi::Engine>(communicator_, device, /*has_own_core=*/cores_ > 0, activity_);
+    auto channel = std::make_unique<mpi::MpiChannel>(communicator_, device, /*has_own_core=*/cores_ > 0);
+    channel_ = channel.get();
+    transport_ = std::make_shared<Transport>(std::move(channel), activity_);
     struct sigaction action {};
     action.sa_handler = [](int) { told_to_end = 1; };
     sigaction(SIGTERM, &action, &before_);
@@ -135,29 +138,28 @@ class MpiProcess::Implementation {
     running_rank = rank_.value;
     static const int registered = std::atexit(complain_about_exit);
     (void)registered;
-    return engine_;
+    return transport_;
   }
 
   int finish(const std::optional<std::string>& failure) {
-    if (!engine_) return end_mpi(failure ? 1 : 0);
+    if (!transport_) return end_mpi(failure ? 1 : 0);
     reported_ = true;
-    engine_->depart(failure.has_value(),
-                    failure ? *failure : "rank " + std::to_string(rank_.value) + " has ended its program");
+    transport_->depart(failure);
     // After a wait that took too long there is somebody who does not heed anything.
-    const Timeout heed = engine_->is_stuck() ? kHeedAfterTimeout : std::min<Timeout>(timeout_, kHeed);
+    const Timeout heed = coordinator().is_stuck() ? kHeedAfterTimeout : std::min<Timeout>(timeout_, kHeed);
     const auto begin = Clock::now();
-    while (!engine_->all_departed()) {
-      if (const auto lost = engine_->lost()) {
+    while (!channel_->is_done() || !coordinator().all_others_departed()) {
+      if (const auto lost = coordinator().lost()) {
         if (!failure) say("rank " + std::to_string(rank_.value) + ": " + lost->message);
         end_at_once();
       }
       if (failure && Clock::now() - begin > heed) end_at_once();
       std::this_thread::sleep_for(milliseconds(1));
     }
-    const bool others_failed = engine_->failed_departure().has_value();
+    const bool others_failed = coordinator().failed_departure().has_value();
     leaving_ = true;
     stop_watching();
-    engine_->close();
+    channel_->close();
     return end_mpi(failure || others_failed ? 1 : 0);
   }
 
@@ -168,6 +170,8 @@ class MpiProcess::Implementation {
   int cores_ = 0;
 
  private:
+  [[nodiscard]] Coordinator& coordinator() const { return transport_->coordinator(); }
+
   void count_cores(MPI_Comm local) {
     cpu_set_t own;
     CPU_ZERO(&own);
@@ -199,7 +203,7 @@ class MpiProcess::Implementation {
   void open_lifeline() {
     const auto silence = std::max<milliseconds>(milliseconds(500), timeout_ * 6 / 10);
     lifeline_.emplace(rank_, ranks_, silence,
-                      [this](RankId rank, const std::string& text) { engine_->mark_lost(rank, text); });
+                      [this](RankId rank, const std::string& text) { coordinator().lose(rank, text); });
     if (ranks_ == 1) return;
     const std::string invitation = broadcast_text(rank_.value == 0 ? lifeline_->listen() : "", communicator_);
     int missing = 0;
@@ -234,16 +238,16 @@ class MpiProcess::Implementation {
   /// Returns how long nobody need look again.
   milliseconds help() {
     try {
-      switch (engine_->progress_if_free()) {
-        case mpi::Engine::Load::kMoving:
+      switch (channel_->progress_if_free()) {
+        case mpi::MpiChannel::Load::kMoving:
           return milliseconds(1);
-        case mpi::Engine::Load::kWaiting:
+        case mpi::MpiChannel::Load::kWaiting:
           return milliseconds(4);
-        case mpi::Engine::Load::kIdle:
+        case mpi::MpiChannel::Load::kIdle:
           break;
       }
     } catch (const std::exception& error) {
-      engine_->mark_lost(rank_, "rank " + std::to_string(rank_.value) + ": " + error.what());
+      coordinator().lose(rank_, "rank " + std::to_string(rank_.value) + ": " + error.what());
     }
     return milliseconds(10);
   }
@@ -251,12 +255,12 @@ class MpiProcess::Implementation {
   /// The launcher ends all ranks when one is gone. A moment remains to say what this one was about.
   [[noreturn]] void end_as_told() {
     const auto begin = Clock::now();
-    while (Clock::now() - begin < milliseconds(400) && !engine_->lost() && !reported_)
+    while (Clock::now() - begin < milliseconds(400) && !coordinator().lost() && !reported_)
       lifeline_->attend(milliseconds(20));
     if (!reported_) {
-      const std::string pending = engine_->pending();
+      const std::string pending = coordinator().pending();
       const std::string activity = activity_ ? activity_() : "";
-      const auto lost = engine_->lost();
+      const auto lost = coordinator().lost();
       say("rank " + std::to_string(rank_.value) + ": ended by the launcher (SIGTERM)" +
           (lost ? "; " + lost->message : "") + (activity.empty() ? "" : "; it was at " + activity) +
           (pending.empty() ? "; it was not waiting for any rank" : "; it was waiting for " + pending));
@@ -294,7 +298,8 @@ class MpiProcess::Implementation {
   MPI_Comm communicator_ = MPI_COMM_NULL;
   bool helps_ = false;
   std::optional<mpi::Lifeline> lifeline_;
-  std::shared_ptr<mpi::Engine> engine_;
+  std::shared_ptr<Transport> transport_;
+  mpi::MpiChannel* channel_ = nullptr;  // the transport's
   std::function<std::string()> activity_;
   std::thread watcher_;
   struct sigaction before_ {};

@@ -377,7 +377,7 @@ TEST(Pipeline, AReplacedSendLeavesNothingForTheNextStep) {
     pipeline.on(ActionKind::kSendForward, [&](const ActionContext& action) {
       if (!replaces) return action.run();
       const Action& own = action.action();
-      world.transport().send(RankId(1), {Channel::kForward, StageId(0), StageId(1), own.microbatch()},
+      world.transport().send(RankId(1), {MessageKind::kForward, StageId(0), StageId(1), own.microbatch()},
                              pack({ValueList{made_up.detach().set_requires_grad(true)}, std::int64_t{2}}));
     });
     pipeline.step({x}, {.target = x});

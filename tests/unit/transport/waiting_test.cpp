@@ -10,8 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-Wait message_from(int rank, Channel channel = Channel::kForward, bool is_main = true) {
-  return {false, RankId(rank), {channel, StageId(0), StageId(1), MicrobatchId(3)}, nullptr, is_main};
+Wait message_from(int rank, MessageKind kind = MessageKind::kForward, bool is_main = true) {
+  return {false, RankId(rank), {kind, StageId(0), StageId(1), MicrobatchId(3)}, nullptr, is_main};
 }
 const Wait kEndOfStep{.is_settling = true, .from = RankId(-1), .tag = {}};
 
@@ -71,10 +71,10 @@ TEST(Waiting, RanksThatWaitForEachOther) {
 }
 
 TEST(Waiting, ThreadsBesideTheMainOneCountForTheirOwnMessagesOrWhenItRests) {
-  const Wait beside = message_from(2, Channel::kCollective, /*is_main=*/false);
+  const Wait beside = message_from(2, MessageKind::kCollective, /*is_main=*/false);
   Standing standing{true, false, {beside}, "1F0"};
   EXPECT_EQ(error_of(3, message_from(1), {{1, standing}}).peer(), RankId(1));
-  EXPECT_EQ(error_of(3, message_from(1, Channel::kCollective), {{1, standing}}).peer(), RankId(2));
+  EXPECT_EQ(error_of(3, message_from(1, MessageKind::kCollective), {{1, standing}}).peer(), RankId(2));
   standing.is_resting = true;
   EXPECT_EQ(error_of(3, message_from(1), {{1, standing}}).peer(), RankId(2));
 }

@@ -4,15 +4,14 @@
 
 // A line with "resting activity", then one for each wait.
 
-namespace stagecraft::mpi {
+namespace stagecraft {
 
 std::string encode(const Standing& standing) {
   std::ostringstream out;
   out << standing.is_resting << ' ' << standing.activity << '\n';
   for (const Wait& wait : standing.waits) {
-    out << wait.is_settling << ' ' << wait.is_main << ' ' << wait.from.value << ' '
-        << static_cast<int>(wait.tag.channel) << ' ' << wait.tag.from.value << ' ' << wait.tag.to.value << ' '
-        << wait.tag.microbatch.value << '\n';
+    out << wait.is_settling << ' ' << wait.is_main << ' ' << wait.from.value << ' ' << static_cast<int>(wait.tag.kind)
+        << ' ' << wait.tag.from.value << ' ' << wait.tag.to.value << ' ' << wait.tag.microbatch.value << '\n';
   }
   return out.str();
 }
@@ -24,13 +23,13 @@ Standing decode_standing(const std::string& text) {
   in.get();
   std::getline(in, standing.activity);
   Wait wait;
-  int channel = 0;
-  while (in >> wait.is_settling >> wait.is_main >> wait.from.value >> channel >> wait.tag.from.value >>
+  int kind = 0;
+  while (in >> wait.is_settling >> wait.is_main >> wait.from.value >> kind >> wait.tag.from.value >>
          wait.tag.to.value >> wait.tag.microbatch.value) {
-    wait.tag.channel = static_cast<Channel>(channel);
+    wait.tag.kind = static_cast<MessageKind>(kind);
     standing.waits.push_back(wait);
   }
   return standing;
 }
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft

@@ -7,10 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "envelope.h"
-#include "stagecraft/transport/transport.h"
+#include "stagecraft/transport/channel.h"
 
-/// What the ranks have said about steps and about themselves. Nothing here knows MPI.
+/// What the ranks have said about steps and about themselves.
 ///
 /// **How a step ends.** Every rank tells rank 0, the root, that it is at the end of the step, and which failure it
 /// knows of (kSettle). When the root has heard all, it takes the failure of the lowest rank, if there is any, and tells
@@ -24,7 +23,7 @@
 /// - A rank that ends its program says with which step (kDepart). One that has not concluded this step never will, and
 ///   waiting for the verdict is in vain; one that has, has had the verdict, which is on its way to the others too.
 /// - A rank that stops waiting for the verdict and goes on says kGiveUp: no later wait of any rank has a meaning.
-namespace stagecraft::mpi {
+namespace stagecraft {
 
 class RollCall {
  public:
@@ -44,15 +43,14 @@ class RollCall {
   [[nodiscard]] std::uint64_t step() const { return step_; }
   /// Of them, those that ended in failure.
   [[nodiscard]] std::uint64_t failed_steps() const { return failed_steps_; }
-  /// Takes note of an envelope that is about steps or ranks.
-  void hear(RankId from, const Envelope& envelope);
+  /// Takes note of what another rank says about steps or ranks.
+  void hear(RankId from, const Notice& notice);
 
   // Steps.
   /// False when a failure of this step is known already.
   bool add_failure(const Failure& failure, bool by_timeout);
   /// Of the present step, or null.
   [[nodiscard]] const Failed* failure() const;
-  [[nodiscard]] bool has_failed(std::uint64_t step) const { return step < step_ && failures_.contains(step); }
   /// This rank is at the end of the step. Returns what it has to tell the root; the root keeps it.
   std::optional<Failure> answer();
   /// Whether there is a verdict, or on the root all that it takes.
@@ -100,4 +98,4 @@ class RollCall {
   std::optional<Failure> over_;
 };
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft

@@ -1,4 +1,4 @@
-#include "engine.h"
+#include "mpi_channel.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
@@ -54,15 +54,12 @@ bool takes_device_memory() {
 
 }  // namespace
 
-Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core,
-               std::function<std::string()> activity)
+MpiChannel::MpiChannel(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core)
     : communicator_(communicator),
       device_(device),
       rank_(rank_in(communicator)),
       ranks_(size_of(communicator)),
-      has_own_core_(has_own_core),
-      activity_(std::move(activity)),
-      roll_call_(rank_, ranks_) {
+      has_own_core_(has_own_core) {
   void* bound = nullptr;
   int found = 0;
   MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &bound, &found);
@@ -78,15 +75,15 @@ Engine::Engine(MPI_Comm communicator, std::optional<at::Device> device, bool has
   }
 }
 
-void Engine::receive_envelope(Slot& slot) {
+void MpiChannel::receive_envelope(Slot& slot) {
   check(MPI_Irecv(slot.buffer.data(), static_cast<int>(kEnvelopeBytes), MPI_BYTE, MPI_ANY_SOURCE, kEnvelopeTag,
                   communicator_, &slot.request),
         "MPI_Irecv");
 }
 
-Engine::~Engine() { close(); }
+MpiChannel::~MpiChannel() { close(); }
 
-void Engine::close() {
+void MpiChannel::close() {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return;
   is_closed_ = true;
@@ -96,31 +93,45 @@ void Engine::close() {
   }
 }
 
-void Engine::check_rank(RankId rank) const {
-  if (rank.value < 0 || rank.value >= ranks_) throw no_such_rank(rank, ranks_);
+void MpiChannel::listen(Listener listener) {
+  const std::lock_guard lock(mutex_);
+  listener_ = std::move(listener);
 }
 
 // Messages from one rank to another are matched in the order of their tags' reuse, so a tag may come round again: it
 // would take as many messages in flight as there are tags for two of them to meet.
-int Engine::mpi_tag_of(std::uint64_t sequence) const {
+int MpiChannel::mpi_tag_of(std::uint64_t sequence) const {
   return kFirstBlobTag + static_cast<int>(sequence % static_cast<std::uint64_t>(largest_tag_ - kFirstBlobTag));
 }
 
 // --- sending ---
 
-void Engine::send(RankId to, const Tag& tag, Message message) {
-  check_rank(to);
-  for (const at::Tensor& tensor : message.tensors) check_can_travel(tensor);
+void MpiChannel::send(RankId to, const Tag& tag, Message message, std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   Envelope envelope;
+  envelope.step = step;
   envelope.tag = tag;
   envelope.header = std::move(message.header);
-  post(to, std::move(envelope), std::move(message));
+  dispatch(to, std::move(envelope), std::move(message));
   progress();
 }
 
-void Engine::post(RankId to, Envelope envelope, Message message) {
-  envelope.step = roll_call_.step();
+void MpiChannel::tell(RankId to, const Notice& notice) {
+  const std::lock_guard lock(mutex_);
+  dispatch(to, notice);
+  progress();
+}
+
+void MpiChannel::dispatch(RankId to, const Notice& notice) {
+  Envelope envelope;
+  envelope.notice = notice.kind;
+  envelope.step = notice.step;
+  envelope.about = notice.about;
+  envelope.header = notice.text;
+  dispatch(to, std::move(envelope), {});
+}
+
+void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
   envelope.sequence = sent_[to.index()]++;
   envelope.sparse = take_apart(message.tensors);
   for (at::Tensor& tensor : message.tensors) {
@@ -165,7 +176,7 @@ void Engine::post(RankId to, Envelope envelope, Message message) {
   if (outgoing.written.empty()) start_sending(outgoing);
 }
 
-void Engine::start_sending(Outgoing& outgoing) {
+void MpiChannel::start_sending(Outgoing& outgoing) {
   outgoing.started = true;
   outgoing.written.clear();
   for (Blob& blob : outgoing.blobs) {
@@ -178,27 +189,9 @@ void Engine::start_sending(Outgoing& outgoing) {
   }
 }
 
-void Engine::tell(RankId to, Kind kind, std::int32_t about, const std::string& text) {
-  Envelope envelope;
-  envelope.kind = kind;
-  envelope.about = about;
-  envelope.header = text;
-  post(to, std::move(envelope), {});
-}
-
-void Engine::tell_all(Kind kind, const std::optional<Failure>& failure) {
-  for (int r = 0; r < ranks_; ++r) {
-    // Who has left does not listen any more, except for the others leaving too.
-    if (RankId(r) == rank_ || (kind != Kind::kDepart && roll_call_.has_departed(RankId(r)))) continue;
-    tell(RankId(r), kind, failure ? failure->rank.value : -1, failure ? failure->message : "");
-  }
-  progress();
-}
-
 // --- receiving ---
 
-void Engine::post_receive(RankId from, const Tag& tag) {
-  check_rank(from);
+void MpiChannel::post(RankId from, const Tag& tag) {
   const std::lock_guard lock(mutex_);
   const auto here = find(from, tag);
   if (here == arrivals_.end()) {
@@ -209,21 +202,21 @@ void Engine::post_receive(RankId from, const Tag& tag) {
 }
 
 /// Of a step that failed: nobody will want it.
-bool Engine::is_left_over(const Envelope& envelope) const {
-  return envelope.kind == Kind::kData && roll_call_.has_failed(envelope.step);
+bool MpiChannel::is_left_over(const Envelope& envelope) const {
+  return !envelope.notice && envelope.step < first_step_;
 }
 
-Engine::Arrivals::iterator Engine::find(RankId from, const Tag& tag) {
+MpiChannel::Arrivals::iterator MpiChannel::find(RankId from, const Tag& tag) {
   const auto [begin, end] = arrivals_.equal_range({from, tag});
   for (auto it = begin; it != end; ++it) {
     const Envelope& envelope = it->second.envelope;
-    if (envelope.kind == Kind::kData && !is_left_over(envelope)) return it;
+    if (!envelope.notice && !is_left_over(envelope)) return it;
   }
   return arrivals_.end();
 }
 
-void Engine::arrive(RankId from, Envelope envelope) {
-  if (envelope.kind != Kind::kData && envelope.header_blob == 0) return hear(from, envelope);
+void MpiChannel::arrive(RankId from, Envelope envelope) {
+  if (envelope.notice && envelope.header_blob == 0) return hear(from, envelope);
   const Key key{from, envelope.tag};
   const auto arrival = arrivals_.emplace(key, Incoming());
   Incoming& incoming = arrival->second;
@@ -234,12 +227,12 @@ void Engine::arrive(RankId from, Envelope envelope) {
   const bool has_blobs =
       sent.header_blob > 0 || std::any_of(sent.forms.begin(), sent.forms.end(),
                                           [](const auto& form) { return form.is_defined && !form.is_inline; });
-  const bool is_wanted = sent.kind == Kind::kData && wanted_.erase(key) > 0;
-  if (!has_blobs || sent.kind != Kind::kData || is_wanted) try_receiving(arrival);
+  const bool is_wanted = !sent.notice && wanted_.erase(key) > 0;
+  if (!has_blobs || sent.notice || is_wanted) try_receiving(arrival);
 }
 
 /// Where there is no room for a message, `receive` tries again, and says so.
-void Engine::try_receiving(Arrivals::iterator arrival) {
+void MpiChannel::try_receiving(Arrivals::iterator arrival) {
   try {
     start_receiving(arrival);
   } catch (const OutOfMemory&) {
@@ -247,7 +240,7 @@ void Engine::try_receiving(Arrivals::iterator arrival) {
   }
 }
 
-void Engine::start_receiving(Arrivals::iterator arrival) {
+void MpiChannel::start_receiving(Arrivals::iterator arrival) {
   Incoming& incoming = arrival->second;
   if (incoming.started) return;
   allocate(incoming);
@@ -257,7 +250,7 @@ void Engine::start_receiving(Arrivals::iterator arrival) {
 }
 
 /// Leaves the message as it was when there is no room for it.
-void Engine::allocate(Incoming& incoming) {
+void MpiChannel::allocate(Incoming& incoming) {
   const char* inline_data = incoming.envelope.inline_bytes.data();
   const TensorForm* present = nullptr;
   try {
@@ -295,7 +288,7 @@ void Engine::allocate(Incoming& incoming) {
   }
 }
 
-void Engine::issue_receives(Arrivals::iterator arrival) {
+void MpiChannel::issue_receives(Arrivals::iterator arrival) {
   Incoming& incoming = arrival->second;
   incoming.issued = true;
   incoming.free.clear();
@@ -320,7 +313,7 @@ void Engine::issue_receives(Arrivals::iterator arrival) {
   }
 }
 
-void Engine::drop(Arrivals::iterator arrival) {
+void MpiChannel::drop(Arrivals::iterator arrival) {
   const Incoming& incoming = arrival->second;
   Drop drop{incoming.from, mpi_tag_of(incoming.envelope.sequence), {}};
   const auto add = [&](std::int64_t bytes) {
@@ -335,7 +328,7 @@ void Engine::drop(Arrivals::iterator arrival) {
   if (!drop.pieces.empty()) drops_.push_back(std::move(drop));
 }
 
-void Engine::progress_drops() {
+void MpiChannel::progress_drops() {
   while (!drops_.empty()) {
     int done = 0;
     check(MPI_Test(&drop_request_, &done, MPI_STATUS_IGNORE), "MPI_Test");  // true of none, too
@@ -352,7 +345,7 @@ void Engine::progress_drops() {
   }
 }
 
-bool Engine::move_on(Arrivals::iterator arrival) {
+bool MpiChannel::move_on(Arrivals::iterator arrival) {
   Incoming& incoming = arrival->second;
   if (!incoming.issued) {
     if (!all_happened(incoming.free)) return false;
@@ -364,15 +357,23 @@ bool Engine::move_on(Arrivals::iterator arrival) {
 }
 
 /// Of a message that is complete.
-void Engine::finish_receiving(Arrivals::iterator arrival) {
+void MpiChannel::finish_receiving(Arrivals::iterator arrival) {
   const Envelope& envelope = arrival->second.envelope;
-  if (envelope.kind == Kind::kData && !is_left_over(envelope)) return;  // it waits to be taken
-  if (envelope.kind != Kind::kData) hear(arrival->second.from, envelope);
+  if (!envelope.notice && !is_left_over(envelope)) return;  // it waits to be taken
+  if (envelope.notice) hear(arrival->second.from, envelope);
   arrivals_.erase(arrival);
 }
 
-/// After a step that failed.
-void Engine::drop_left_over() {
+void MpiChannel::end_step(std::uint64_t next, bool failed) {
+  const std::lock_guard lock(mutex_);
+  if (failed) {
+    first_step_ = next;
+    drop_left_over();
+  }
+  progress(/*thoroughly=*/true);
+}
+
+void MpiChannel::drop_left_over() {
   wanted_.clear();
   for (auto it = arrivals_.begin(); it != arrivals_.end();) {
     const auto arrival = it++;
@@ -385,7 +386,8 @@ void Engine::drop_left_over() {
   }
 }
 
-std::optional<Message> Engine::take(RankId from, const Tag& tag) {
+std::optional<Message> MpiChannel::take(RankId from, const Tag& tag) {
+  const std::lock_guard lock(mutex_);
   const auto here = find(from, tag);
   if (here == arrivals_.end()) {
     wanted_.insert({from, tag});
@@ -401,7 +403,12 @@ std::optional<Message> Engine::take(RankId from, const Tag& tag) {
   return handed_over(std::move(incoming));
 }
 
-Message Engine::handed_over(Incoming incoming) const {
+bool MpiChannel::is_coming(RankId from, const Tag& tag) {
+  const std::lock_guard lock(mutex_);
+  return find(from, tag) != arrivals_.end();
+}
+
+Message MpiChannel::handed_over(Incoming incoming) const {
   Message message{std::move(incoming.tensors), std::move(incoming.envelope.header)};
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     at::Tensor& tensor = message.tensors[i];

@@ -1,4 +1,4 @@
-#include "stagecraft/transport/group.h"
+#include "stagecraft/transport/message_group.h"
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
@@ -53,9 +53,9 @@ bool is_narrow_float(at::ScalarType type) { return type == at::kHalf || type == 
 }  // namespace
 
 /// One collective under way: its messages, in rounds.
-class Group::Collective {
+class MessageGroup::Collective {
  public:
-  Collective(Group& group, std::string_view call)
+  Collective(MessageGroup& group, std::string_view call)
       : group_(group), purpose_{group.what_, group.call_.empty() ? call : group.call_, group.name_} {
     // The messages of a failed step are gone, and members may have been at different ones: all count from 0 again.
     const std::uint64_t failed = group.transport_.failed_steps();
@@ -86,7 +86,7 @@ class Group::Collective {
     if (!std::equal(like.begin(), like.end(), message.tensors.begin(), message.tensors.end(), is_alike)) {
       throw InvalidArgument("the ranks of a collective must give tensors alike: rank " +
                             std::to_string(rank(from).value) + " has " + shapes_text(message.tensors) + ", rank " +
-                            std::to_string(rank(group_.place_).value) + " has " + shapes_text(like) + " (" +
+                            std::to_string(rank(group_.place()).value) + " has " + shapes_text(like) + " (" +
                             group_.text() + ")");
     }
     // A transport brings tensors to where the rank computes; these belong where the others are.
@@ -97,7 +97,7 @@ class Group::Collective {
   /// Calls `visit` for every other member, each member beginning with the one after it.
   template <typename Visit>
   void for_each_other(const Visit& visit) const {
-    for (int step = 1; step < group_.size(); ++step) visit((group_.place_ + step) % group_.size());
+    for (int step = 1; step < group_.size(); ++step) visit((group_.place() + step) % group_.size());
   }
 
   /// That what came from `to`, on the device of `given`, has been read.
@@ -115,12 +115,10 @@ class Group::Collective {
   }
 
  private:
-  [[nodiscard]] RankId rank(int place) const { return group_.members_[static_cast<std::size_t>(place)]; }
-  [[nodiscard]] Tag tag(int round) const {
-    return {Channel::kCollective, StageId(group_.id_), StageId(round), MicrobatchId(number_)};
-  }
+  [[nodiscard]] RankId rank(int place) const { return group_.members()[static_cast<std::size_t>(place)]; }
+  [[nodiscard]] Tag tag(int round) const { return Tag::collective(group_.id_, round, number_); }
 
-  Group& group_;
+  MessageGroup& group_;
   Purpose purpose_;
   std::int32_t number_ = 0;
 };
@@ -143,74 +141,87 @@ struct Branch {
 
 }  // namespace
 
-Group::Group(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout, std::string name)
-    : transport_(transport), members_(std::move(members)), id_(id), timeout_(timeout), name_(std::move(name)) {
+namespace {
+
+/// This rank's position among the members.
+int place_among(const std::vector<RankId>& members, const Transport& transport) {
+  int place = -1;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (members[i].value < 0 || members[i].value >= transport.ranks()) {
+      throw InvalidArgument("a group names rank " + std::to_string(members[i].value) +
+                            ", but the world has ranks 0 to " + std::to_string(transport.ranks() - 1));
+    }
+    if (std::count(members.begin(), members.end(), members[i]) > 1) {
+      throw InvalidArgument("a group names rank " + std::to_string(members[i].value) + " twice: name each once");
+    }
+    if (members[i] == transport.rank()) place = static_cast<int>(i);
+  }
+  if (place >= 0) return place;
+  throw InvalidArgument("rank " + std::to_string(transport.rank().value) +
+                        " makes a group without itself: only members make it");
+}
+
+}  // namespace
+
+MessageGroup::MessageGroup(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout,
+                           std::string name)
+    : Group(members, place_among(members, transport)),
+      transport_(transport),
+      id_(id),
+      timeout_(timeout),
+      name_(std::move(name)),
+      failed_steps_(transport.failed_steps()) {
   if (name_.empty()) {
     name_ = id_ < 0 ? "Stagecraft's group " + std::to_string(-id_) : "group " + std::to_string(id_);
   }
-  failed_steps_ = transport_.failed_steps();
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (members_[i].value < 0 || members_[i].value >= transport_.ranks()) {
-      throw InvalidArgument("a group names rank " + std::to_string(members_[i].value) +
-                            ", but the world has ranks 0 to " + std::to_string(transport_.ranks() - 1));
-    }
-    if (std::count(members_.begin(), members_.end(), members_[i]) > 1) {
-      throw InvalidArgument("a group names rank " + std::to_string(members_[i].value) + " twice: name each once");
-    }
-    if (members_[i] == transport_.rank()) place_ = static_cast<int>(i);
-  }
-  if (place_ < 0) {
-    throw InvalidArgument("rank " + std::to_string(transport_.rank().value) + " makes a group without itself (" +
-                          text() + "): only members make it");
-  }
 }
 
-std::string Group::text() const {
+std::string MessageGroup::text() const {
   std::string ranks;
-  for (const RankId rank : members_) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank.value);
+  for (const RankId rank : members()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank.value);
   return "a group of rank " + ranks;
 }
 
-void Group::check_place(int place) const {
+void MessageGroup::check_place(int place) const {
   if (place >= 0 && place < size()) return;
   throw InvalidArgument("there is no member " + std::to_string(place) + " in " + text() + ": members are 0 to " +
                         std::to_string(size() - 1));
 }
 
-Message Group::broadcast(Message message, int from) {
+Message MessageGroup::broadcast(Message message, int from) {
   check_place(from);
   const Collective collective(*this, "broadcast");
-  const Branch branch(place_, size(), from);
+  const Branch branch(place(), size(), from);
   if (branch.parent >= 0) message = collective.receive(branch.parent, 0);
   for (const int child : branch.children) collective.send(child, 0, message);
   return message;
 }
 
-std::vector<Message> Group::collect(Message own, int to) {
+std::vector<Message> MessageGroup::collect(Message own, int to) {
   check_place(to);
   const Collective collective(*this, "collect");
-  if (place_ != to) {
+  if (place() != to) {
     collective.send(to, 0, std::move(own));
     return {};
   }
-  std::vector<Message> all(members_.size());
+  std::vector<Message> all(members().size());
   collective.for_each_other([&](int other) { collective.expect(other, 0); });
   collective.for_each_other([&](int other) { all[static_cast<std::size_t>(other)] = collective.receive(other, 0); });
-  all[static_cast<std::size_t>(place_)] = std::move(own);
+  all[static_cast<std::size_t>(place())] = std::move(own);
   return all;
 }
 
-std::vector<Message> Group::all_gather(Message own) {
+std::vector<Message> MessageGroup::all_gather(Message own) {
   const Collective collective(*this, "all_gather");
-  std::vector<Message> all(members_.size());
+  std::vector<Message> all(members().size());
   collective.for_each_other([&](int other) { collective.expect(other, 0); });
   collective.for_each_other([&](int other) { collective.send(other, 0, own); });
   collective.for_each_other([&](int other) { all[static_cast<std::size_t>(other)] = collective.receive(other, 0); });
-  all[static_cast<std::size_t>(place_)] = std::move(own);
+  all[static_cast<std::size_t>(place())] = std::move(own);
   return all;
 }
 
-std::vector<std::string> Group::all_gather(const std::string& own) {
+std::vector<std::string> MessageGroup::all_gather(const std::string& own) {
   // Through one member: a few words, once in a while, of ever so many.
   const During all_of_it(call_, call_.empty() ? "all_gather" : call_);
   std::string lengths;
@@ -221,7 +232,7 @@ std::vector<std::string> Group::all_gather(const std::string& own) {
   }
   const std::string shared = broadcast({{}, lengths + words}, 0).header;
   std::istringstream in(shared);
-  std::vector<std::size_t> sizes(members_.size());
+  std::vector<std::size_t> sizes(members().size());
   for (std::size_t& size : sizes) in >> size;
   auto begin = static_cast<std::size_t>(in.tellg()) + 1;
   std::vector<std::string> all;
@@ -232,17 +243,17 @@ std::vector<std::string> Group::all_gather(const std::string& own) {
   return all;
 }
 
-void Group::barrier() {
+void MessageGroup::barrier() {
   const During all_of_it(call_, "barrier");
   all_gather(std::string());
 }
 
-void Group::broadcast_into(const at::Tensor& tensor, int from) {
+void MessageGroup::broadcast_into(const at::Tensor& tensor, int from) {
   check_place(from);
   check_can_travel(tensor);
   check_writable(tensor);
   const Collective collective(*this, "broadcast_into");
-  const Branch branch(place_, size(), from);
+  const Branch branch(place(), size(), from);
   at::Tensor value = tensor.detach();
   if (branch.parent >= 0) value = collective.receive_like(value, branch.parent, 0);
   for (const int child : branch.children) collective.send(child, 0, {{value}, ""});
@@ -254,7 +265,7 @@ void Group::broadcast_into(const at::Tensor& tensor, int from) {
   if (branch.parent >= 0) collective.acknowledge(branch.parent, 1, value);
 }
 
-void Group::check_reduction(const at::Tensor& tensor, Reduction reduction) const {
+void MessageGroup::check_reduction(const at::Tensor& tensor, Reduction reduction) const {
   check_can_travel(tensor);
   if (is_sparse_of_any_layout(tensor)) {
     throw InvalidArgument("the tensors of all ranks are added up as dense ones, got a sparse " + shape_text(tensor) +
@@ -269,7 +280,7 @@ void Group::check_reduction(const at::Tensor& tensor, Reduction reduction) const
   }
 }
 
-at::Tensor Group::reduced(const std::vector<at::Tensor>& parts, Reduction reduction) const {
+at::Tensor MessageGroup::reduced(const std::vector<at::Tensor>& parts, Reduction reduction) {
   const at::ScalarType type = parts[0].scalar_type();
   if (reduction == Reduction::kMax) {
     at::Tensor most = parts[0].clone();
@@ -289,11 +300,7 @@ at::Tensor Group::reduced(const std::vector<at::Tensor>& parts, Reduction reduct
   return sum.to(type);
 }
 
-void Group::all_reduce(const at::Tensor& tensor, Reduction reduction) {
-  all_reduce(std::vector<at::Tensor>{tensor}, reduction);
-}
-
-void Group::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction) {
+void MessageGroup::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reduction) {
   for (const at::Tensor& tensor : tensors) {
     check_reduction(tensor, reduction);
     check_writable(tensor);
@@ -313,8 +320,8 @@ void Group::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reducti
     collective.expect(other, 1);
   });
   collective.for_each_other([&](int other) { collective.send(other, 0, {parts(other), ""}); });
-  const std::vector<at::Tensor> own = parts(place_);
-  std::vector<std::vector<at::Tensor>> all(members_.size(), own);
+  const std::vector<at::Tensor> own = parts(place());
+  std::vector<std::vector<at::Tensor>> all(members().size(), own);
   collective.for_each_other(
       [&](int other) { all[static_cast<std::size_t>(other)] = collective.receive_like(own, other, 0); });
   std::vector<at::Tensor> sums;
@@ -336,13 +343,13 @@ void Group::all_reduce(const std::vector<at::Tensor>& tensors, Reduction reducti
   }
 }
 
-at::Tensor Group::all_gather(const at::Tensor& own) {
+at::Tensor MessageGroup::all_gather(const at::Tensor& own) {
   if (own.dim() == 0)
     throw InvalidArgument("all_gather puts tensors together along dimension 0: give it one that has it");
   check_can_travel(own);
   const Collective collective(*this, "all_gather");
   const at::Tensor given = own.detach();
-  std::vector<at::Tensor> all(members_.size(), given);
+  std::vector<at::Tensor> all(members().size(), given);
   collective.for_each_other([&](int other) { collective.expect(other, 0); });
   collective.for_each_other([&](int other) { collective.send(other, 0, {{given}, ""}); });
   collective.for_each_other([&](int other) {
@@ -353,7 +360,7 @@ at::Tensor Group::all_gather(const at::Tensor& own) {
   return result;
 }
 
-at::Tensor Group::reduce_scatter(const at::Tensor& tensor, Reduction reduction) {
+at::Tensor MessageGroup::reduce_scatter(const at::Tensor& tensor, Reduction reduction) {
   check_reduction(tensor, reduction);
   if (tensor.dim() == 0 || tensor.size(0) % size() != 0) {
     throw InvalidArgument("reduce_scatter cuts dimension 0 into " + std::to_string(size()) + " equal parts, got " +
@@ -365,7 +372,7 @@ at::Tensor Group::reduce_scatter(const at::Tensor& tensor, Reduction reduction) 
   const auto part = [&](int place) { return whole.narrow(0, rows * place, rows); };
   collective.for_each_other([&](int other) { collective.expect(other, 0); });
   collective.for_each_other([&](int other) { collective.send(other, 0, {{part(other)}, ""}); });
-  std::vector<at::Tensor> parts(members_.size(), part(place_));
+  std::vector<at::Tensor> parts(members().size(), part(place()));
   collective.for_each_other(
       [&](int other) { parts[static_cast<std::size_t>(other)] = collective.receive_like(parts[0], other, 0); });
   at::Tensor result = reduced(parts, reduction);

@@ -1,31 +1,32 @@
 #include "roll_call.h"
 
-namespace stagecraft::mpi {
+namespace stagecraft {
 
 RollCall::RollCall(RankId own, int ranks) : own_(own), departures_(static_cast<std::size_t>(ranks)) {}
 
-void RollCall::hear(RankId from, const Envelope& envelope) {
+void RollCall::hear(RankId from, const Notice& notice) {
+  using Kind = Notice::Kind;
   std::optional<Failure> failure;
-  if (envelope.about >= 0) failure = Failure{RankId(envelope.about), envelope.header};
-  switch (envelope.kind) {
+  if (notice.about >= 0) failure = Failure{RankId(notice.about), notice.text};
+  switch (notice.kind) {
     case Kind::kAbort:
     case Kind::kTimeout:
-      failures_.try_emplace(envelope.step, Failed{*failure, envelope.kind == Kind::kTimeout, Clock::now()});
+      if (notice.step < step_) break;  // the verdict was about it
+      failures_.try_emplace(notice.step, Failed{*failure, notice.kind == Kind::kTimeout, Clock::now()});
       break;
     case Kind::kSettle:
-      answers_[envelope.step][from.value] = failure;
+      answers_[notice.step][from.value] = failure;
       break;
     case Kind::kVerdict:
-      verdicts_[envelope.step] = failure;
+      verdicts_[notice.step] = failure;
       break;
     case Kind::kGiveUp:
       give_up(*failure);
       break;
     case Kind::kDepart:
       if (!departures_[from.index()]) ++departed_;
-      departures_[from.index()] = {{from, envelope.header}, failure.has_value(), envelope.step};
+      departures_[from.index()] = {{from, notice.text}, failure.has_value(), notice.step};
       break;
-    case Kind::kData:
     case Kind::kAsk:
     case Kind::kStanding:
       break;
@@ -66,12 +67,8 @@ std::optional<Failure> RollCall::verdict() const {
 void RollCall::conclude(const std::optional<Failure>& verdict) {
   answers_.erase(answers_.begin(), answers_.upper_bound(step_));
   verdicts_.erase(verdicts_.begin(), verdicts_.upper_bound(step_));
-  if (verdict) {
-    ++failed_steps_;
-    failures_.insert_or_assign(step_, Failed{*verdict, false, Clock::now()});
-  } else {
-    failures_.erase(step_);
-  }
+  failures_.erase(failures_.begin(), failures_.upper_bound(step_));
+  if (verdict) ++failed_steps_;
   ++step_;
 }
 
@@ -106,4 +103,4 @@ const Failure* RollCall::reason_not_to_settle() const {
   return nullptr;
 }
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <deque>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -13,14 +12,11 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "envelope.h"
 #include "recycled_memory.h"
-#include "roll_call.h"
-#include "stagecraft/transport/transport.h"
-#include "waiting.h"
+#include "stagecraft/transport/channel.h"
 
 namespace stagecraft::mpi {
 
@@ -29,28 +25,28 @@ namespace stagecraft::mpi {
 ///
 /// A message is an envelope, which the receiver always has room for, and blobs, which stay with the sender until the
 /// receiver asks for the message: a rank holds what it is about to use, not what others have made in advance.
-class Engine : public Transport {
+class MpiChannel : public Channel {
  public:
-  /// `has_own_core`: nobody else computes where this process waits. `activity`: what the rank is doing, for others that
-  /// wait for it; from any thread.
-  Engine(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core,
-         std::function<std::string()> activity);
-  ~Engine() override;
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
+  /// `has_own_core`: nobody else computes where this process waits.
+  MpiChannel(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core);
+  ~MpiChannel() override;
+  MpiChannel(const MpiChannel&) = delete;
+  MpiChannel& operator=(const MpiChannel&) = delete;
 
   [[nodiscard]] RankId rank() const override { return rank_; }
   [[nodiscard]] int ranks() const override { return ranks_; }
+  [[nodiscard]] CommModel model() const override { return CommModel::kTagged; }
 
-  void send(RankId to, const Tag& tag, Message message) override;
-  void post_receive(RankId from, const Tag& tag) override;
-  Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) override;
-  void abort(const Failure& failure) override;
-  std::optional<Failure> settle(Timeout timeout) override;
-  void give_up(const Failure& failure) override;
-  [[nodiscard]] std::optional<Failure> over() const override;
-  void set_resting(bool resting) override { is_resting_ = resting; }
-  [[nodiscard]] std::uint64_t failed_steps() const override;
+  void send(RankId to, const Tag& tag, Message message, std::uint64_t step) override;
+  void post(RankId from, const Tag& tag) override;
+  std::optional<Message> take(RankId from, const Tag& tag) override;
+  bool is_coming(RankId from, const Tag& tag) override;
+  void end_step(std::uint64_t next, bool failed) override;
+  void listen(Listener listener) override;
+  void tell(RankId to, const Notice& notice) override;
+  std::uint64_t news() override;
+  void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override;
+  void wake() override {}  // whoever waits looks again anyway
 
   enum class Load : std::uint8_t {
     kIdle,     ///< Nothing is expected.
@@ -59,20 +55,8 @@ class Engine : public Transport {
   };
   /// One round of whatever can move on.
   Load progress_if_free();
-  /// Tells all others that this rank's program has ended, and how.
-  void depart(bool failed, const std::string& message);
-  /// Whether all others have departed; throws nothing.
-  bool all_departed();
-  /// Of those that have departed.
-  std::optional<Failure> failed_departure();
-  /// The process of a rank is gone or out of reach: whoever waits gets AbortedError with this text.
-  void mark_lost(RankId rank, const std::string& text);
-  /// The rank whose process was lost first.
-  std::optional<Failure> lost();
-  /// Whether a wait of this step, on any rank, took too long: some rank does not do what the others wait for.
-  bool is_stuck();
-  /// What this rank is waiting for; empty when it is not.
-  std::string pending();
+  /// Whether everything that was sent has left, and everything that nobody wants has come.
+  bool is_done();
   /// No more messages, in either direction.
   void close();
 
@@ -115,16 +99,10 @@ class Engine : public Transport {
     std::vector<char> buffer;
     MPI_Request request = MPI_REQUEST_NULL;
   };
-  struct Pending {
-    Wait wait;
-    std::chrono::steady_clock::time_point begin;
-  };
 
-  void check_rank(RankId rank) const;
   void receive_envelope(Slot& slot);
-  void post(RankId to, Envelope envelope, Message message);
-  void tell(RankId to, Kind kind, std::int32_t about, const std::string& text);
-  void tell_all(Kind kind, const std::optional<Failure>& failure);
+  void dispatch(RankId to, Envelope envelope, Message message);
+  void dispatch(RankId to, const Notice& notice);
   void start_sending(Outgoing& outgoing);
   void start_receiving(Arrivals::iterator arrival);
   void try_receiving(Arrivals::iterator arrival);
@@ -142,19 +120,12 @@ class Engine : public Transport {
   void progress_envelopes();
   void arrive(RankId from, Envelope envelope);
   void hear(RankId from, const Envelope& envelope);
-  std::optional<Message> take(RankId from, const Tag& tag);
-  Message handed_over(Incoming incoming) const;
-  template <typename Done, typename Limit>
-  void wait_until(Wait wait, Timeout timeout, const Done& is_done, const Limit& limit);
-  template <typename Done>
-  bool inquire(std::unique_lock<std::mutex>& lock, const Wait& wait, Timeout timeout, const Done& is_done);
-  [[nodiscard]] Standing own_standing() const;
-  void give_up_because(const Failure* reason, const Wait& wait) const;
+  [[nodiscard]] Message handed_over(Incoming incoming) const;
   Arrivals::iterator find(RankId from, const Tag& tag);
   [[nodiscard]] bool is_left_over(const Envelope& envelope) const;
   [[nodiscard]] int mpi_tag_of(std::uint64_t sequence) const;
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   MPI_Comm communicator_;
   std::optional<at::Device> device_;
   std::optional<c10::Stream> copy_stream_;
@@ -163,14 +134,14 @@ class Engine : public Transport {
   int largest_tag_ = 0;
   bool device_is_direct_ = false;
   bool has_own_core_;
-  std::function<std::string()> activity_;
+  Listener listener_;
   bool is_closed_ = false;
 
   std::vector<Slot> slots_;  // receive envelopes in turn
   std::size_t next_slot_ = 0;
 
   RecycledMemory memory_;
-  RollCall roll_call_;
+  std::uint64_t first_step_ = 0;     // messages of earlier ones are dropped
   std::vector<std::uint64_t> sent_;  // messages so far, by receiver
   std::list<Outgoing> outgoing_;
   Arrivals arrivals_;
@@ -181,14 +152,7 @@ class Engine : public Transport {
   std::deque<Drop> drops_;
   std::unique_ptr<char[]> dropped_;
   MPI_Request drop_request_ = MPI_REQUEST_NULL;
-  std::list<Pending> pending_;  // what threads of this rank wait for
-  // One that took too long: it counts until the rank waits again, so that it is not taken for one that goes on.
-  std::optional<Wait> given_up_;
-  bool has_timed_out_ = false;  // a wait of this step
-  std::atomic<bool> is_resting_ = false;
-  std::atomic<std::thread::id> main_thread_ = std::this_thread::get_id();  // that settles steps
-  std::map<std::int32_t, std::map<std::int32_t, Standing>> inquiries_;     // by question and rank: answers so far
-  std::int32_t last_inquiry_ = 0;
+  std::atomic<bool> is_moving_ = false;  // some message was, when last looked at
 };
 
 }  // namespace stagecraft::mpi

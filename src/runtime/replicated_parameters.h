@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "parameter_store.h"
+#include "tied_parameters.h"
+
+namespace stagecraft {
+
+/// Every replica has all parameters of its stages: REDUCE_GRAD averages their gradients, UNSHARD and RESHARD do
+/// nothing. Tied gradients of a step are summed over their stages, then added to what earlier steps have left, and the
+/// whole is averaged over the replicas if one of their stages was reduced: a handler may put that off to a later step.
+class ReplicatedParameters : public ParameterStore {
+ public:
+  /// All ranks make it. The stages outlive it.
+  ReplicatedParameters(World& world, const std::vector<Stage>& stages, const PipelineOptions& options,
+                       const Placement& placement, const std::vector<std::size_t>& completion_order);
+
+  void make_equal() override;
+  void set_order(const std::vector<std::size_t>& completion_order) override;
+  void begin_step() override;
+  void unshard(std::size_t /*stage*/) override {}
+  void reshard(std::size_t /*stage*/) override {}
+  void reduce_gradients(std::size_t stage) override;
+  void end_step(const std::vector<std::size_t>& never_reduced) override;
+  void cancel() override;
+  [[nodiscard]] const std::vector<Averager::Record>& records() const override;
+
+ private:
+  std::optional<TiedParameters> tied_;          // with ties
+  std::optional<Averager> averager_;            // with replicas
+  std::optional<TiedParameters::Aside> aside_;  // during a step
+  std::vector<bool> is_reduced_;                // by stage, in this step
+};
+
+}  // namespace stagecraft

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "stagecraft/transport/channel.h"
+
+namespace stagecraft::conformance {
+
+/// A transport for tests: messages reach the channel below late and in another order, wherever tags allow it. A notice
+/// stays behind the messages to the same rank that were sent before it.
+class DelayingChannel : public Channel {
+ public:
+  DelayingChannel(std::unique_ptr<Channel> below, unsigned seed)
+      : below_(std::move(below)), random_(seed), carrier_([this] { carry(); }) {}
+  ~DelayingChannel() override {
+    {
+      const std::lock_guard lock(mutex_);
+      is_closing_ = true;
+    }
+    changed_.notify_all();
+    carrier_.join();
+  }
+  DelayingChannel(const DelayingChannel&) = delete;
+  DelayingChannel& operator=(const DelayingChannel&) = delete;
+
+  [[nodiscard]] RankId rank() const override { return below_->rank(); }
+  [[nodiscard]] int ranks() const override { return below_->ranks(); }
+  [[nodiscard]] CommModel model() const override { return CommModel::kTagged; }
+
+  void send(RankId to, const Tag& tag, Message message, std::uint64_t step) override {
+    put({to, tag, std::move(message), step, std::nullopt, {}});
+  }
+  void post(RankId from, const Tag& tag) override { below_->post(from, tag); }
+  std::optional<Message> take(RankId from, const Tag& tag) override { return below_->take(from, tag); }
+  bool is_coming(RankId from, const Tag& tag) override { return below_->is_coming(from, tag); }
+  void end_step(std::uint64_t next, bool failed) override { below_->end_step(next, failed); }
+  void listen(Listener listener) override { below_->listen(std::move(listener)); }
+  void tell(RankId to, const Notice& notice) override { put({to, {}, {}, 0, notice, {}}); }
+  std::uint64_t news() override { return below_->news(); }
+  void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override {
+    below_->wait_for_news(seen, since, until);
+  }
+  void wake() override { below_->wake(); }
+
+ private:
+  struct Item {
+    RankId to;
+    Tag tag;
+    Message message;
+    std::uint64_t step;
+    std::optional<Notice> notice;
+    Clock::time_point due;
+  };
+
+  void put(Item item) {
+    {
+      const std::lock_guard lock(mutex_);
+      item.due = Clock::now() + std::chrono::microseconds(std::uniform_int_distribution<int>(0, 3000)(random_));
+      if (item.notice) {
+        for (const Item& before : items_) {
+          if (before.to == item.to) item.due = std::max(item.due, before.due);
+        }
+      }
+      // In the order of their times; of those alike, the last comes last.
+      const auto later =
+          std::find_if(items_.begin(), items_.end(), [&](const Item& other) { return other.due > item.due; });
+      items_.insert(later, std::move(item));
+    }
+    changed_.notify_all();
+  }
+
+  /// What is left when the rank ends is delivered before it does.
+  void carry() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      if (items_.empty()) {
+        if (is_closing_) return;
+        changed_.wait(lock);
+        continue;
+      }
+      if (!is_closing_ && Clock::now() < items_.front().due) {
+        const Clock::time_point due = items_.front().due;
+        changed_.wait_until(lock, due);
+        continue;
+      }
+      Item item = std::move(items_.front());
+      items_.pop_front();
+      lock.unlock();
+      if (item.notice) {
+        below_->tell(item.to, *item.notice);
+      } else {
+        below_->send(item.to, item.tag, std::move(item.message), item.step);
+      }
+      item = Item();
+      lock.lock();
+    }
+  }
+
+  std::unique_ptr<Channel> below_;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::mt19937 random_;
+  std::list<Item> items_;
+  bool is_closing_ = false;
+  std::thread carrier_;
+};
+
+}  // namespace stagecraft::conformance
