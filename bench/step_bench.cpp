@@ -119,7 +119,7 @@ void run(const Setting& setting, sc::World& world) {
     stages.push_back(sc::make_stage(stage.value, modules[stage.index()]));
   }
   sc::Pipeline pipeline(world, std::move(stages),
-                        {.plan = plan,
+                        {.schedule = plan,
                          .microbatches = setting.microbatches,
                          .loss = [](const sc::Value& output, const sc::Value& expected, const sc::ValueDict&) {
                            return loss_of(output.tensor(), expected.tensor());

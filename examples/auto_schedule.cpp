@@ -22,11 +22,11 @@ int main(int argc, char** argv) {
     }
     // Two stages per rank, in a V.
     sc::Pipeline pipeline(
-        world, sc::split(model, world, {.schedule = "auto", .stages_per_rank = 2}),
+        world, model,
         {.schedule = "auto",
+         .stages_per_rank = 2,
          .microbatches = 8,
-         .loss = [](const sc::Value& output, const sc::Value& target,
-                    const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
+         .loss = [](const at::Tensor& output, const at::Tensor& target) { return torch::mse_loss(output, target); },
          .automatic = {.profile_steps = 3, .time_budget = 2}});
     torch::optim::Adam optimizer(pipeline.parameters(), 1e-3);
     const auto x = torch::linspace(-1, 1, 256 * 128).view({256, 128});

@@ -20,12 +20,12 @@ struct Run {
   explicit Run(sc::World& world)
       : model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Dropout(0.1), torch::nn::Linear(32, 32),
               torch::nn::Tanh(), torch::nn::Linear(32, 1)),
-        pipeline(world, sc::split(model, world),
-                 {.microbatches = 4,
-                  .loss = [](const sc::Value& output, const sc::Value& target,
-                             const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
-                  .broadcast_loss = true,
-                  .seed = 1}),
+        pipeline(
+            world, model,
+            {.microbatches = 4,
+             .loss = [](const at::Tensor& output, const at::Tensor& target) { return torch::mse_loss(output, target); },
+             .broadcast_loss = true,
+             .seed = 1}),
         optimizer(pipeline.parameters(), 1e-2) {}
 
   double train(std::int64_t from, std::int64_t to) {

@@ -15,11 +15,10 @@ int main(int argc, char** argv) {
                                 torch::nn::Tanh(), torch::nn::Linear(16, 1));
     // A V of two stages per rank: rank 0 has the first stage and the last.
     sc::Pipeline pipeline(
-        world, sc::split(model, world, {.schedule = "ZBVZeroBubble"}),
+        world, model,
         {.schedule = "ZBVZeroBubble",
          .microbatches = 4,
-         .loss = [](const sc::Value& output, const sc::Value& target,
-                    const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
+         .loss = [](const at::Tensor& output, const at::Tensor& target) { return torch::mse_loss(output, target); },
          .broadcast_loss = true});
     torch::optim::SGD optimizer(pipeline.parameters(), 0.1);
     const auto x = torch::linspace(0, 1, 64).view({16, 4});

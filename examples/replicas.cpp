@@ -30,10 +30,9 @@ int main(int argc, char** argv) {
     torch::nn::Sequential model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 32),
                                 torch::nn::Tanh(), torch::nn::Linear(32, 1));
     sc::Pipeline pipeline(
-        world, sc::split(model, world),
+        world, model,
         {.microbatches = 4,
-         .loss = [](const sc::Value& output, const sc::Value& target,
-                    const sc::ValueDict&) { return torch::mse_loss(output.tensor(), target.tensor()); },
+         .loss = [](const at::Tensor& output, const at::Tensor& target) { return torch::mse_loss(output, target); },
          .broadcast_loss = true});
     torch::optim::Adam optimizer(pipeline.parameters(), 1e-2);
     const auto x = torch::linspace(-1, 1, 65 * 8).view({65, 8});  // shares need not be equal

@@ -22,11 +22,10 @@ std::string make_plan(int ranks) {
 int main(int argc, char** argv) {
   return sc::launch(argc, argv, {.ranks = 2}, [](sc::World& world) {
     const auto plan = sc::Schedule::from_rows(sc::parse_csv(make_plan(world.size())));
-    sc::Pipeline pipeline(
-        world, {sc::make_stage(world.rank().value, torch::nn::Linear(4, 4))},
-        {.plan = plan, .loss = [](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {
-           return torch::mse_loss(output.tensor(), target.tensor());
-         }});
+    sc::Pipeline pipeline(world, {sc::make_stage(world.rank().value, torch::nn::Linear(4, 4))},
+                          {.schedule = plan, .loss = [](const at::Tensor& output, const at::Tensor& target) {
+                             return torch::mse_loss(output, target);
+                           }});
     const auto x = torch::randn({4, 4});
     pipeline.step({x}, {.target = x});
     if (world.is_first()) sc::write_table(std::cout, pipeline.schedule().rows);  // as executed, messages included

@@ -15,11 +15,10 @@ int main(int argc, char** argv) {
     torch::nn::Sequential model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 32),
                                 torch::nn::Tanh(), torch::nn::Linear(32, 32), torch::nn::Tanh(),
                                 torch::nn::Linear(32, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
-    sc::Pipeline pipeline(
-        world, sc::split(model, world),
-        {.microbatches = 4, .loss = [](const sc::Value& output, const sc::Value& target, const sc::ValueDict&) {
-           return torch::mse_loss(output.tensor(), target.tensor());
-         }});
+    sc::Pipeline pipeline(world, model,
+                          {.microbatches = 4, .loss = [](const at::Tensor& output, const at::Tensor& target) {
+                             return torch::mse_loss(output, target);
+                           }});
     torch::optim::Adam optimizer(pipeline.parameters(), 1e-2);
     const auto x = torch::linspace(-1, 1, 64 * 8).view({64, 8});
     const auto y = x.sin().sum(1, /*keepdim=*/true);

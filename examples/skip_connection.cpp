@@ -21,8 +21,9 @@ int main(int argc, char** argv) {
         });
     const int last = world.size() - 1;
     std::vector<sc::Edge> edges;
-    for (int s = 0; s < last; ++s) edges.push_back({.from = s, .output = 0, .to = s + 1, .argument = 0});
-    edges.push_back({.from = 0, .output = 0, .to = last, .argument = 1});
+    for (int s = 0; s < last; ++s)
+      edges.push_back({.from = sc::StageId(s), .output = 0, .to = sc::StageId(s + 1), .argument = 0});
+    edges.push_back({.from = sc::StageId(0), .output = 0, .to = sc::StageId(last), .argument = 1});
     sc::Pipeline pipeline(
         world, {std::move(stage)},
         {.schedule = "ZB-H1",

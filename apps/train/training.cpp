@@ -204,12 +204,12 @@ void train(World& world, const Options& options) {
   const Pipe pipe = cut_for(options, world);
   Batches batches(pipe, options, world.device());
   const auto classes = std::make_shared<Classes>();
-  PipelineOptions how = pipe.options(
-      {.schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options, classes)});
+  PipelineOptions how{
+      .schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options, classes)};
   if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
   how.seed = options.seed;
   how.broadcast_loss = true;
-  Pipeline pipeline(world, pipe.build_stages(world, options.schedule), how);
+  Pipeline pipeline(world, pipe, how);
   const auto optimizer = make_optimizer(options, pipeline.parameters());
   Progress progress(options, world.is_last() && world.replica() == 0);
 

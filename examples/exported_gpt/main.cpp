@@ -35,15 +35,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   return sc::launch(argc, argv, {.ranks = 2}, [&](sc::World& world) {
-    const std::string schedule = "InterleavedZeroBubble";
     const sc::Pipe pipe(argv[1], {.stages = 2 * world.size()});
     if (world.is_first()) std::cout << pipe.summary();
 
-    const auto loss = [](const sc::Value& scores, const sc::Value& target, const sc::ValueDict&) {
-      return torch::nn::functional::cross_entropy(scores.tensor().flatten(0, 1), target.tensor().flatten());
+    const auto loss = [](const at::Tensor& scores, const at::Tensor& target) {
+      return torch::nn::functional::cross_entropy(scores.flatten(0, 1), target.flatten());
     };
-    sc::Pipeline pipeline(world, pipe.build_stages(world, schedule),
-                          pipe.options({.schedule = schedule, .microbatches = 4, .loss = loss}));
+    sc::Pipeline pipeline(world, pipe, {.schedule = "InterleavedZeroBubble", .microbatches = 4, .loss = loss});
     torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(3e-3));
 
     const at::Tensor text = read_bytes(argv[2]);

@@ -6,6 +6,7 @@
 #include "stagecraft/model/pipe.h"             // IWYU pragma: export
 #include "stagecraft/runtime/auto_schedule.h"  // IWYU pragma: export
 #include "stagecraft/runtime/launch.h"         // IWYU pragma: export
+#include "stagecraft/runtime/options.h"        // IWYU pragma: export
 #include "stagecraft/runtime/pipeline.h"       // IWYU pragma: export
 #include "stagecraft/runtime/split.h"          // IWYU pragma: export
 #include "stagecraft/runtime/world.h"          // IWYU pragma: export

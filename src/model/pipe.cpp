@@ -86,11 +86,11 @@ Stage Pipe::build_stage(int index, at::Device device) const {
   return std::move(build_stages({StageId(index)}, device).front());
 }
 
-std::vector<Stage> Pipe::build_stages(const World& world, const std::string& schedule) const {
+std::vector<Stage> Pipe::build_stages(const World& world, const ScheduleChoice& schedule) const {
   const Placement placement = placement_in(world, schedule, stages() / world.size());
   if (placement.stages() != stages()) {
-    throw InvalidArgument("the model is cut into " + std::to_string(stages()) + " stages, but " + schedule + " on " +
-                          std::to_string(world.size()) + " ranks has " + std::to_string(placement.stages()) +
+    throw InvalidArgument("the model is cut into " + std::to_string(stages()) + " stages, but " + schedule.name() +
+                          " on " + std::to_string(world.size()) + " ranks has " + std::to_string(placement.stages()) +
                           ": cut into as many, or use another schedule");
   }
   const auto here = placement.stages_of(world.rank());
@@ -144,14 +144,20 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
   return built;
 }
 
+std::vector<Stage> stages_of(const Pipe& pipe, World& world, PipelineOptions& options) {
+  options = pipe.options(std::move(options));
+  return pipe.build_stages(world, options.schedule);
+}
+
 PipelineOptions Pipe::options(PipelineOptions options) const {
   for (const graph::CutEdge& edge : cut_.edges) {
     const graph::ValueInfo& value = program_->values[static_cast<std::size_t>(edge.value)];
-    options.edges.push_back(
-        {edge.from, edge.output, edge.to, edge.argument, value.is_tensor() && is_differentiable(value.tensor.element)});
+    options.edges.push_back({StageId(edge.from), edge.output, StageId(edge.to), edge.argument,
+                             value.is_tensor() && is_differentiable(value.tensor.element)});
   }
   for (const graph::Tie& tie : cut_.ties) {
-    options.ties.push_back({program_->inputs[static_cast<std::size_t>(tie.input)].name, tie.stages});
+    options.ties.push_back(
+        {program_->inputs[static_cast<std::size_t>(tie.input)].name, {tie.stages.begin(), tie.stages.end()}});
   }
   const std::vector<ModelInput> all = inputs();
   for (std::size_t i = 0; i < all.size(); ++i) {

@@ -98,7 +98,7 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
        << " ranks, " << schedule.stages() << " stages, " << schedule.microbatches << " microbatches, "
        << actions_fingerprint(schedule) << ")\n";
   text << "choice of schedule\t";
-  if (!options.plan && is_auto(options.schedule)) {
+  if (options.schedule.is_auto()) {
     const AutoOptions& automatic = options.automatic;
     text << "automatic, profile_steps " << automatic.profile_steps << ", memory_limit " << automatic.memory_limit
          << ", time_budget " << automatic.time_budget << ", seed " << automatic.seed;
@@ -108,13 +108,14 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   text << '\n';
   text << "edges\t";
   for (const Edge& edge : options.edges) {
-    text << edge.from << '.' << edge.output << "->" << edge.to << '.' << edge.argument << (edge.gradient ? " " : "! ");
+    text << edge.from.value << '.' << edge.output << "->" << edge.to.value << '.' << edge.argument
+         << (edge.gradient ? " " : "! ");
   }
   text << '\n';
   text << "ties\t";
   for (const Tie& tie : options.ties) {
     text << tie.parameter << " in stages";
-    for (const int stage : tie.stages) text << ' ' << stage;
+    for (const StageId stage : tie.stages) text << ' ' << stage.value;
     text << "; ";
   }
   text << '\n';

@@ -149,6 +149,11 @@ class Pipeline::Implementation {
     if (options_.microbatches < 0) {
       throw InvalidArgument("there must be at least 1 microbatch, got " + std::to_string(options_.microbatches));
     }
+    if (options_.stages_per_rank != 0 && options_.stages_per_rank != static_cast<int>(stages_.size())) {
+      throw InvalidArgument("stages_per_rank is " + std::to_string(options_.stages_per_rank) + ", but rank " +
+                            std::to_string(world_.rank().value) + " has " + std::to_string(stages_.size()) +
+                            " stages: leave it out where stages are given");
+    }
     if (options_.bucket_bytes < 1) {
       throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
     }
@@ -160,7 +165,7 @@ class Pipeline::Implementation {
     check_stages(stages_, starting, world_.rank());
     check_ties(stages_, options_.ties, starting.placement);
     evaluation_ = program_of(forwards_of(starting), "send_recv");
-    if (!options_.plan && is_auto(options_.schedule)) {
+    if (options_.schedule.is_auto()) {
       autopilot_.emplace(world_, options_.automatic, starting, options_.passes);
     }
     active_ = &programs_[Autopilot::kWhole].emplace(program_of(std::move(starting), options_.passes));

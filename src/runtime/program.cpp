@@ -7,7 +7,6 @@
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/schedule/generator.h"
-#include "stagecraft/schedule/schedule_file.h"
 #include "starting_schedule.h"
 
 namespace stagecraft {
@@ -17,16 +16,21 @@ namespace stagecraft {
 Schedule resolve(const PipelineOptions& options, const std::vector<std::vector<StageId>>& stages_by_rank, RankId rank) {
   const auto ranks = static_cast<int>(stages_by_rank.size());
   const auto stages_per_rank = static_cast<int>(stages_by_rank[rank.index()].size());
-  if (!options.plan && is_auto(options.schedule)) {
-    return starting_schedule(placement_of(stages_by_rank), std::max(1, options.microbatches));
+  std::optional<Schedule> given = options.schedule.given();
+  if (!given && options.microbatches == 0) {
+    throw InvalidArgument("the number of microbatches is not given: set it in the options, to " +
+                          std::to_string(4 * ranks) +
+                          " (four for each rank) if in doubt; with 1, ranks wait for each "
+                          "other all the time");
   }
-  const bool is_file = is_schedule_file(options.schedule);
-  if (!options.plan && !is_file) {
-    return make_schedule(
-        options.schedule,
-        {.ranks = ranks, .stages_per_rank = stages_per_rank, .microbatches = std::max(1, options.microbatches)});
+  if (options.schedule.is_auto()) {
+    return starting_schedule(placement_of(stages_by_rank), options.microbatches);
   }
-  Schedule schedule = options.plan ? *options.plan : read_schedule(options.schedule);
+  if (!given) {
+    return make_schedule(options.schedule.name(),
+                         {.ranks = ranks, .stages_per_rank = stages_per_rank, .microbatches = options.microbatches});
+  }
+  Schedule schedule = *std::move(given);
   if (schedule.ranks() != ranks) {
     throw InvalidArgument("the schedule is for " + std::to_string(schedule.ranks()) + " ranks, but the world has " +
                           std::to_string(ranks) + ": start as many, or give another schedule");

@@ -95,6 +95,8 @@ void check_options(const SplitOptions& options, std::int64_t layers, int stages)
   }
 }
 
+bool is_given(const SplitOptions& options) { return !options.layers.empty() || !options.cuts.empty(); }
+
 /// What is given in so many words.
 Sizes given_sizes(const SplitOptions& options, std::int64_t layers, int stages) {
   const bool by_cuts = !options.cuts.empty();
@@ -172,33 +174,68 @@ std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Te
   return times;
 }
 
-std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world, const SplitOptions& options) {
+std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world,
+                                      const PipelineOptions& options) {
   const int stages = placement_in(world, options.schedule, options.stages_per_rank).stages();
   const auto layers = static_cast<std::int64_t>(model->size());
-  check_options(options, layers, stages);
-  if (!options.layers.empty() || !options.cuts.empty()) return given_sizes(options, layers, stages);
-  switch (options.balance) {
+  check_options(options.split, layers, stages);
+  if (is_given(options.split)) return given_sizes(options.split, layers, stages);
+  switch (options.split.balance) {
     case Balance::kLayers:
       break;
     case Balance::kParameters:
       return balanced_sizes(layer_bytes(model), stages);
     case Balance::kTime:
-      return measured_sizes(model, world, options, stages);
+      return measured_sizes(model, world, options.split, stages);
   }
   return even_sizes(layers, stages);
 }
 
-std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const SplitOptions& options) {
-  const std::vector<std::int64_t> sizes = stage_sizes(model, world, options);
-  const std::string origin = origin_of(model, sizes);
+namespace {
+
+/// `layers(begin, count)`: the layers of one stage.
+template <typename Layers>
+std::vector<Stage> stages_of_sizes(World& world, const PipelineOptions& options, const Sizes& sizes,
+                                   const std::string& origin, const Layers& layers) {
   std::vector<Stage> stages;
   for (const StageId stage : stages_here(world, options.schedule, options.stages_per_rank)) {
     const auto at = static_cast<std::ptrdiff_t>(stage.value);
     const std::int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + at, std::int64_t{0});
-    stages.push_back(make_stage(stage.value, layers_of(model, begin, sizes[stage.index()]),
-                                {.first_layer = begin, .origin = origin}));
+    torch::nn::Sequential own = layers(begin, sizes[stage.index()]);
+    own->to(world.device());
+    stages.push_back(make_stage(stage.value, own, {.first_layer = begin, .origin = origin}));
   }
   return stages;
+}
+
+}  // namespace
+
+std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const PipelineOptions& options) {
+  const std::vector<std::int64_t> sizes = stage_sizes(model, world, options);
+  return stages_of_sizes(world, options, sizes, origin_of(model, sizes),
+                         [&](std::int64_t begin, std::int64_t count) { return layers_of(model, begin, count); });
+}
+
+std::vector<Stage> stages_of(const LazyLayers& model, World& world, const PipelineOptions& options) {
+  const int stages = placement_in(world, options.schedule, options.stages_per_rank).stages();
+  check_options(options.split, model.size(), stages);
+  if (options.split.balance != Balance::kLayers) {
+    throw InvalidArgument(
+        "layers that are made where they are needed cannot be balanced by parameters or time, which would make them "
+        "all: give split.layers or split.cuts, or leave the balance at layers");
+  }
+  const Sizes sizes =
+      is_given(options.split) ? given_sizes(options.split, model.size(), stages) : even_sizes(model.size(), stages);
+  const std::string origin = "LazyLayers of " + std::to_string(model.size()) + " layers cut into " + listed(sizes);
+  return stages_of_sizes(world, options, sizes, origin, [&](std::int64_t begin, std::int64_t count) {
+    const RandomScope random(options.seed, StageId(0), MicrobatchId(0));
+    torch::nn::Sequential own;
+    for (std::int64_t layer = begin; layer < begin + count; ++layer) {
+      const RandomLayer of_layer(layer);
+      own->push_back(std::to_string(layer), model.make(layer));
+    }
+    return own;
+  });
 }
 
 }  // namespace stagecraft

@@ -23,14 +23,14 @@ void check_ties(const std::vector<Stage>& stages, const std::vector<Tie>& ties, 
   for (const Tie& tie : ties) {
     const std::string what = "the tie of '" + tie.parameter + "' ";
     if (tie.stages.size() < 2) throw InvalidArgument(what + "names fewer than two stages: leave it out");
-    for (const int stage : tie.stages) {
-      if (stage < 0 || stage >= placement.stages()) {
-        throw InvalidArgument(what + "names stage " + std::to_string(stage) + ", but there are stages 0 to " +
+    for (const StageId stage : tie.stages) {
+      if (!placement.contains(stage)) {
+        throw InvalidArgument(what + "names stage " + std::to_string(stage.value) + ", but there are stages 0 to " +
                               std::to_string(placement.stages() - 1));
       }
       for (const Stage& own : stages) {
-        if (own.index().value == stage && find_parameter(own, tie.parameter) == nullptr) {
-          throw InvalidArgument(what + "names stage " + std::to_string(stage) + ", which has no such parameter");
+        if (own.index() == stage && find_parameter(own, tie.parameter) == nullptr) {
+          throw InvalidArgument(what + "names stage " + std::to_string(stage.value) + ", which has no such parameter");
         }
       }
     }
@@ -44,13 +44,13 @@ TiedParameters::TiedParameters(World& world, const std::vector<Stage>& stages, c
     Shared own;
     own.parameter = tie.parameter;
     own.sum_text = "the sum of the gradients of the tied parameter '" + tie.parameter + "'";
-    for (const int stage : tie.stages) {
-      const RankId rank = placement.rank_of(StageId(stage));
+    for (const StageId stage : tie.stages) {
+      const RankId rank = placement.rank_of(stage);
       if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
       if (rank != world.rank()) continue;
       for (std::size_t place = 0; place < stages.size(); ++place) {
         const Stage& here = stages[place];
-        if (here.index().value != stage) continue;
+        if (here.index() != stage) continue;
         places_.push_back(place);
         const at::Tensor& tensor = *find_parameter(here, tie.parameter);
         const bool is_known = std::any_of(own.tensors.begin(), own.tensors.end(),

@@ -9,12 +9,12 @@ namespace stagecraft {
 namespace {
 
 std::string text(const Edge& edge) {
-  return "edge from stage " + std::to_string(edge.from) + ", output " + std::to_string(edge.output) + ", to stage " +
-         std::to_string(edge.to) + ", argument " + std::to_string(edge.argument);
+  return "edge from stage " + std::to_string(edge.from.value) + ", output " + std::to_string(edge.output) +
+         ", to stage " + std::to_string(edge.to.value) + ", argument " + std::to_string(edge.argument);
 }
 
 void check(const Edge& edge, int stages) {
-  if (edge.from < 0 || edge.to >= stages || edge.from >= edge.to) {
+  if (edge.from.value < 0 || edge.to.value >= stages || edge.from >= edge.to) {
     throw InvalidArgument(text(edge) + ": an edge goes from a stage to a later one, and there are stages 0 to " +
                           std::to_string(stages - 1));
   }
@@ -43,20 +43,22 @@ Wiring::Wiring(int stages, std::vector<Edge> edges)
     if (std::find(items.begin(), items.end(), item) == items.end()) items.push_back(item);
   };
   for (int stage = 1; stage < stages; ++stage) {
-    const bool wired = std::any_of(edges.begin(), edges.end(), [&](const Edge& edge) { return edge.to == stage; });
+    const bool wired =
+        std::any_of(edges.begin(), edges.end(), [&](const Edge& edge) { return edge.to.value == stage; });
     if (!wired) add(stage - 1, {stage - 1, kAll});
   }
   for (const Edge& edge : edges) {
-    for (int boundary = edge.from; boundary < edge.to; ++boundary) add(boundary, {edge.from, edge.output});
+    for (int boundary = edge.from.value; boundary < edge.to.value; ++boundary) {
+      add(boundary, {edge.from.value, edge.output});
+    }
   }
   for (const Edge& edge : edges) {
-    auto& arguments = arguments_[static_cast<std::size_t>(edge.to)];
+    auto& arguments = arguments_[edge.to.index()];
     if (arguments.size() != static_cast<std::size_t>(edge.argument)) {
       throw InvalidArgument(text(edge) + ": the arguments of a stage are wired once each, from 0 on; argument " +
                             std::to_string(arguments.size()) + " was to come next");
     }
-    arguments.push_back(
-        {index_of(boundaries_[static_cast<std::size_t>(edge.to - 1)], {edge.from, edge.output}), edge.gradient});
+    arguments.push_back({index_of(boundaries_[edge.to.index() - 1], {edge.from.value, edge.output}), edge.gradient});
   }
   for (int stage = 0; stage < stages; ++stage) {
     for (const Item& item : boundaries_[static_cast<std::size_t>(stage)]) {

@@ -130,7 +130,7 @@ Reducer concatenate(std::int64_t dimension) {
   };
 }
 
-Reducer sum() {
+Reducer add_up() {
   return [](const std::vector<Value>& parts) {
     return join(parts, [](const std::vector<at::Tensor>& tensors) {
       at::Tensor total = tensors.front().clone();
@@ -140,13 +140,13 @@ Reducer sum() {
   };
 }
 
-Reducer mean() {
+Reducer average() {
   return [](const std::vector<Value>& parts) {
-    return sum()(parts).map_tensors([&](const at::Tensor& total) { return total / static_cast<double>(parts.size()); });
+    return add_up()(parts).map_tensors([&](const at::Tensor& total) { return total / static_cast<double>(parts.size()); });
   };
 }
 
-Reducer first() {
+Reducer take_first() {
   return [](const std::vector<Value>& parts) { return parts.front(); };
 }
 

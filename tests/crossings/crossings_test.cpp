@@ -275,13 +275,13 @@ std::vector<Edge> edges_of(const Traits& traits, const std::vector<std::int64_t>
   std::vector<Edge> edges;
   if (!traits.skip) return edges;
   for (int stage = 1; stage < stages; ++stage) {
-    edges.push_back({.from = stage - 1, .output = 0, .to = stage, .argument = 0});
+    edges.push_back({.from = StageId(stage - 1), .output = 0, .to = StageId(stage), .argument = 0});
     bool takes = false;
     for (auto layer = begins[static_cast<std::size_t>(stage)]; layer < begins[static_cast<std::size_t>(stage) + 1];
          ++layer) {
       takes |= traits.takes_skip(static_cast<int>(layer));
     }
-    if (takes) edges.push_back({.from = 0, .output = 1, .to = stage, .argument = 1});
+    if (takes) edges.push_back({.from = StageId(0), .output = 1, .to = StageId(stage), .argument = 1});
   }
   return edges;
 }
@@ -356,7 +356,7 @@ class RankOfLayout {
                                .bucket_bytes = 100};
     if (traits.ignored) options.loss_weight = counted_targets();
     if (traits.tied && layout_.stages() > 1) {
-      options.ties.push_back({weight_name(traits, 0), {0, layout_.stages() - 1}});
+      options.ties.push_back({weight_name(traits, 0), {StageId(0), StageId(layout_.stages() - 1)}});
     }
     Pipeline pipeline(world_, std::move(stages), std::move(options));
     pipeline.on(ActionKind::kReduceGrad, [this](const ActionContext& action) {

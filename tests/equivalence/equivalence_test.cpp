@@ -197,8 +197,8 @@ class Subject {
       } else {
         for (int argument = 0; argument < 2; ++argument) {
           for (const Edge& edge : edges) {
-            if (edge.to == s && edge.argument == argument) {
-              arguments.push_back(results[static_cast<std::size_t>(edge.from)][static_cast<std::size_t>(edge.output)]);
+            if (edge.to == StageId(s) && edge.argument == argument) {
+              arguments.push_back(results[edge.from.index()][static_cast<std::size_t>(edge.output)]);
             }
           }
         }

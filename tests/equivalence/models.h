@@ -144,9 +144,10 @@ inline std::vector<Model> models() {
            [](int stages) {
              if (stages < 2) return std::vector<Edge>();
              std::vector<Edge> edges;
-             for (int s = 1; s < stages; ++s) edges.push_back({.from = s - 1, .output = 0, .to = s, .argument = 0});
-             edges.push_back({.from = 0, .output = 1, .to = stages - 1, .argument = 1});
-             if (stages > 3) edges.push_back({.from = 0, .output = 1, .to = 2, .argument = 1});
+             for (int s = 1; s < stages; ++s)
+               edges.push_back({.from = StageId(s - 1), .output = 0, .to = StageId(s), .argument = 0});
+             edges.push_back({.from = StageId(0), .output = 1, .to = StageId(stages - 1), .argument = 1});
+             if (stages > 3) edges.push_back({.from = StageId(0), .output = 1, .to = StageId(2), .argument = 1});
              return edges;
            }},
       {"SeveralOutputs", [](int stage, int stages) { return made<SeveralOutputs>(stage, stages); }},

@@ -57,7 +57,7 @@ class Pipe {
   [[nodiscard]] std::vector<Stage> build_stages(const std::vector<StageId>& indices,
                                                 at::Device device = at::kCPU) const;
   /// Those that the schedule puts on this rank.
-  [[nodiscard]] std::vector<Stage> build_stages(const World& world, const std::string& schedule) const;
+  [[nodiscard]] std::vector<Stage> build_stages(const World& world, const ScheduleChoice& schedule) const;
 
   /// The same options with edges, ties, and how inputs are cut into microbatches.
   [[nodiscard]] PipelineOptions options(PipelineOptions options) const;
@@ -67,5 +67,8 @@ class Pipe {
   std::shared_ptr<const graph::Program> program_;
   graph::CutProgram cut_;
 };
+
+/// See MakesStages: this rank's stages, and the options completed as by `Pipe::options`.
+std::vector<Stage> stages_of(const Pipe& pipe, World& world, PipelineOptions& options);
 
 }  // namespace stagecraft

@@ -1,41 +1,20 @@
 #pragma once
 
-#include <map>
+#include <concepts>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "stagecraft/passes/pass.h"
 #include "stagecraft/runtime/auto_schedule.h"
-#include "stagecraft/runtime/wiring.h"
+#include "stagecraft/runtime/options.h"
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/schedule/schedule.h"
 #include "stagecraft/schedule/timeline.h"
-#include "stagecraft/stage/microbatches.h"
 #include "stagecraft/stage/stage.h"
 
 /// Training over a pipeline of stages.
 namespace stagecraft {
-
-/// The loss of one microbatch, a scalar: of the last stage's output, the target cut to the microbatch, and the keywords
-/// given to `step` for the loss.
-using LossFunction = std::function<at::Tensor(const Value& output, const Value& target, const ValueDict& keywords)>;
-
-enum class LossScale {
-  /// The loss function averages over the rows of its microbatch, or over what `loss_weight` counts: gradients are those
-  /// of the average over the whole batch.
-  kMean,
-  /// The loss function adds up rows: gradients are those of the sum.
-  kSum,
-};
-
-/// How much a microbatch counts in the loss of the batch, from its target: at least 0. One that counts 0 has no loss
-/// and gives gradients of 0; the loss function is not called for it.
-using LossWeight = std::function<double(const Value& target)>;
-/// Counts the targets that are not `ignored`: for a loss that averages over these, such as cross_entropy with its
-/// ignore_index.
-LossWeight counted_targets(std::int64_t ignored = -100);
 
 /// One action about to run; see `Pipeline::on`.
 class ActionContext {
@@ -52,62 +31,6 @@ class ActionContext {
   const Stage& stage_;
   const Action& action_;
   const std::function<void()>& run_;
-};
-
-/// A parameter that several stages have under one name: equal at the start, and kept equal, since each gets the sum of
-/// the gradients of all.
-struct Tie {
-  std::string parameter;
-  std::vector<int> stages;
-};
-
-struct PipelineOptions {
-  /// The name of a known schedule ("1F1B", "InterleavedZeroBubble", ...), the path of a CSV file, or "auto": the
-  /// pipeline starts with a plain schedule for where its stages are, records some steps, plans a better one, measures
-  /// both in turns and keeps the faster. Results do not depend on it. See `auto_report`.
-  std::string schedule = "1F1B";
-  /// A schedule of your own, compute-only or lowered, instead of a name.
-  std::optional<Schedule> plan = std::nullopt;
-  /// 0: one, or as many as the plan or file has.
-  int microbatches = 0;
-  /// Needed for training; evaluation does without.
-  LossFunction loss = {};
-  LossScale loss_scale = LossScale::kMean;
-  /// With kMean: over how much the loss function has averaged. Unless given, its target's rows. Weights are known
-  /// before the first backward, and those of all microbatches and replicas count: the loss and gradients are those of
-  /// the whole batch, however it is cut.
-  LossWeight loss_weight = {};
-  /// Skip connections and the like; stages without edges take what the stage before returns.
-  std::vector<Edge> edges = {};
-  /// Their gradients are summed at the end of every step.
-  std::vector<Tie> ties = {};
-  /// By position; arguments beyond the list are cut along dimension 0.
-  std::vector<Split> argument_splits = {};
-  /// By name; others are cut along dimension 0.
-  std::map<std::string, Split> keyword_splits = {};
-  Split target_split = {};
-  /// Puts the outputs of the last stage together.
-  Reducer merge_outputs = concatenate();
-  /// Give every rank the losses of all replicas, not only the one with the last stage those of its own.
-  bool broadcast_loss = false;
-  /// Fixes the randomness of every (step, stage, microbatch).
-  std::uint64_t seed = 0;
-  /// How a compute-only schedule is lowered.
-  std::string passes = std::string(kDefaultLowering);
-  /// With replicas: small gradients are averaged together up to this size, large ones in pieces of it.
-  std::int64_t bucket_bytes = 16 << 20;
-  /// With schedule "auto".
-  AutoOptions automatic = {};
-};
-
-struct StepOptions {
-  /// Needed on the rank of the last stage.
-  Value target = {};
-  /// Keyword inputs for the stages of this rank.
-  ValueDict keywords = {};
-  /// Given to the loss function as they are.
-  ValueDict loss_keywords = {};
-  bool return_outputs = false;
 };
 
 class StepResult {
@@ -132,6 +55,13 @@ struct StageShapes {
   std::vector<TensorSpec> outputs;
 };
 
+/// A model that can be cut for the schedule of a pipeline: `stages_of` returns this rank's stages, and completes the
+/// options. All ranks call it.
+template <typename Model>
+concept MakesStages = requires(const Model& model, World& world, PipelineOptions& options) {
+  { stages_of(model, world, options) } -> std::same_as<std::vector<Stage>>;
+};
+
 /// The stages of one rank, ready to run a schedule together with those of the other ranks. All ranks make it, and call
 /// `step` and `eval`, in the same order.
 ///
@@ -148,6 +78,14 @@ class Pipeline {
   /// Throws InvalidArgument when stages, ranks and schedule do not fit, ScheduleError when the schedule must not run;
   /// on all ranks alike.
   Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options);
+  /// Cuts the model for the schedule, and takes this rank's stages: a torch::nn::Sequential, LazyLayers, an exported
+  /// Pipe, or whatever has a function `stages_of`.
+  template <MakesStages Model>
+  Pipeline(World& world, const Model& model, PipelineOptions options)
+      : Pipeline(world, [&] {
+          std::vector<Stage> stages = stages_of(model, world, options);
+          return std::pair(std::move(stages), std::move(options));
+        }()) {}
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
@@ -195,6 +133,9 @@ class Pipeline {
   [[nodiscard]] std::vector<Timeline> collect_timelines(RankId to) const;
 
  private:
+  Pipeline(World& world, std::pair<std::vector<Stage>, PipelineOptions> both)
+      : Pipeline(world, std::move(both.first), std::move(both.second)) {}
+
   class Implementation;
   std::unique_ptr<Implementation> implementation_;
 };

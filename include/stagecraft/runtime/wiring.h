@@ -9,9 +9,9 @@ namespace stagecraft {
 
 /// One output of a stage as one argument of a later stage.
 struct Edge {
-  int from = 0;    ///< Stage.
+  StageId from;
   int output = 0;  ///< Counted from 0; a stage that does not return a list has output 0.
-  int to = 0;      ///< Stage.
+  StageId to;
   int argument = 0;
   /// Whether a gradient comes back along this edge.
   bool gradient = true;

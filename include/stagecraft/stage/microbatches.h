@@ -32,10 +32,10 @@ using Reducer = std::function<Value(const std::vector<Value>&)>;
 
 /// Concatenates tensors; 0-dimensional ones, such as losses, are stacked. Scalars must agree.
 Reducer concatenate(std::int64_t dimension = 0);
-Reducer sum();
-Reducer mean();
+Reducer add_up();
+Reducer average();
 /// The value of the first microbatch: for what is the same in all.
-Reducer first();
+Reducer take_first();
 
 /// Sizes of `count` parts of `rows`. Throws InvalidArgument when there are fewer rows than parts.
 std::vector<std::int64_t> even_sizes(std::int64_t rows, int count);

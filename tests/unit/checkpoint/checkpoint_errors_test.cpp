@@ -110,10 +110,11 @@ TEST(CheckpointErrors, NamesThatMeanDifferentThings) {
     const int rank = world.rank().value;
     Stage without_prefix = small_stage(rank, "");
     without_prefix.parameters()[0].second.fill_(rank);
-    Pipeline pipeline(world, {without_prefix}, {});
+    Pipeline pipeline(world, {without_prefix}, {.microbatches = 1});
     values.expect(world, [&] { save_checkpoint(world, pipeline, path); });
     Pipeline other(world,
-                   {Stage(rank, [](const StageCall& c) { return c.arguments[0]; }, {{"w", at::ones({1 + rank})}})}, {});
+                   {Stage(rank, [](const StageCall& c) { return c.arguments[0]; }, {{"w", at::ones({1 + rank})}})},
+                   {.microbatches = 1});
     shapes.expect(world, [&] { save_checkpoint(world, other, path); });
   });
   EXPECT_THAT(values.messages(), Each(AllOf(HasSubstr("'weight' is different tensors in different stages"),
@@ -131,7 +132,7 @@ TEST(CheckpointErrors, WhatAFileCannotHold) {
     Pipeline pipeline(world,
                       {Stage(world.rank().value, [](const StageCall& c) { return c.arguments[0]; },
                              {{name, at::ones({1}, at::kComplexDouble)}, {"optimizer/" + name, at::ones({1})}})},
-                      {});
+                      {.microbatches = 1});
     thrown.expect(world, [&] { save_checkpoint(world, pipeline, path, {.metadata = {{"stagecraft.step", "1"}}}); });
   });
   EXPECT_THAT(thrown.messages(),
@@ -232,7 +233,7 @@ TEST(CheckpointErrorsOnThreads, AFullDiskIsAnErrorOnAllRanksAndLeavesTheOldFile)
     Pipeline pipeline(world,
                       {Stage(world.rank().value, [](const StageCall& c) { return c.arguments[0]; },
                              {{name + ".a", at::ones({20'000})}, {name + ".b", at::ones({20'000})}})},
-                      {});
+                      {.microbatches = 1});
     if (world.is_first()) ::setrlimit(RLIMIT_FSIZE, &full);
     world.everyone().barrier();
     thrown.expect(world, [&] { save_checkpoint(world, pipeline, folder.path("f")); });

@@ -165,7 +165,7 @@ TEST(Checkpoint, ATiedParameterIsThereOnceAndLoadedByAll) {
     const std::string path = shared(world, folder.path("f"));
     const at::Tensor weight = numbers({3, 3}, 1).set_requires_grad(true);
     const at::Tensor table = numbers({4}, world.rank().value);
-    Pipeline pipeline(world, {tied_stage(world.rank().value, weight, table)}, {});
+    Pipeline pipeline(world, {tied_stage(world.rank().value, weight, table)}, {.microbatches = 1});
     save_checkpoint(world, pipeline, path);
     const safetensors::Reader reader(path);
     ASSERT_EQ(reader.entries().size(), 2U);
@@ -201,7 +201,7 @@ TEST(Checkpoint, EveryTypeAndShape) {
     Pipeline pipeline(world,
                       {Stage(
                           world.rank().value, [](const StageCall& c) { return c.arguments[0]; }, {}, tensors)},
-                      {});
+                      {.microbatches = 1});
     save_checkpoint(world, pipeline, path);
     const at::Tensor turned = tensors[13].second;
     for (const auto& [name, tensor] : tensors) tensor.zero_();

@@ -196,7 +196,7 @@ TEST(Auto, OptionsThatCannotBeAreRefused) {
                       [](World& world) { return std::vector<Stage>{make_stage(2 * world.rank().value, layer())}; }),
               HasSubstr("numbered from 0 without gaps"));
   run_ranks(quick(1), [](World& world) {
-    const Pipeline fixed(world, {stage_for(world)}, {.loss = mean_square});
+    const Pipeline fixed(world, {stage_for(world)}, {.microbatches = 1, .loss = mean_square});
     EXPECT_THAT(message_of([&] { (void)fixed.auto_report(); }), HasSubstr("only with schedule \"auto\""));
   });
 }

@@ -23,8 +23,17 @@ TEST(PipelineErrors, SetUp) {
     return first;
   };
   const auto one = [](World& world, int index, PipelineOptions options = {}) {
+    if (!options.schedule.given()) options.microbatches = 1;
     Pipeline(world, {make_stage(index, layer())}, std::move(options));
   };
+  EXPECT_THAT(refused(2, [&](World& world) { Pipeline(world, {make_stage(world.rank().value, layer())}, {}); }),
+              HasSubstr("the number of microbatches is not given: set it in the options, to 8"));
+  EXPECT_THAT(refused(2,
+                      [&](World& world) {
+                        Pipeline(world, {make_stage(world.rank().value, layer())},
+                                 {.stages_per_rank = 2, .microbatches = 1});
+                      }),
+              HasSubstr("stages_per_rank is 2, but rank"));
   EXPECT_THAT(refused(2, [&](World& world) { one(world, 0); }), HasSubstr("wants stages 1 there"));
   EXPECT_THAT(refused(2, [&](World& world) { one(world, world.rank().value + 1); }), HasSubstr("stage"));
   EXPECT_THAT(refused(1, [&](World& world) { one(world, 5); }), HasSubstr("stages 0 to 0"));
@@ -32,7 +41,7 @@ TEST(PipelineErrors, SetUp) {
   EXPECT_THAT(refused(2,
                       [&](World& world) {
                         if (world.is_first()) return one(world, 0);
-                        Pipeline(world, {}, {});
+                        Pipeline(world, {}, {.microbatches = 1});
                       }),
               HasSubstr("at least as many stages"));
   EXPECT_THAT(refused(1, [&](World& world) { one(world, 0, {.schedule = "NoSuch"}); }),
@@ -40,11 +49,13 @@ TEST(PipelineErrors, SetUp) {
   EXPECT_THAT(refused(1, [&](World& world) { one(world, 0, {.schedule = "no.csv"}); }), HasSubstr("cannot be read"));
   EXPECT_THAT(refused(1, [&](World& world) { one(world, 0, {.microbatches = -2}); }), HasSubstr("got -2"));
   EXPECT_THAT(
-      refused(1, [&](World& world) { one(world, 0, {.plan = Schedule::from_rows(parse_csv("0F0,0W0,0I0\n"))}); }),
+      refused(1, [&](World& world) { one(world, 0, {.schedule = Schedule::from_rows(parse_csv("0F0,0W0,0I0\n"))}); }),
       HasSubstr("its I does not stand before it"));
-  EXPECT_THAT(
-      refused(1, [&](World& world) { one(world, 0, {.edges = {{.from = 0, .output = 0, .to = 0, .argument = 0}}}); }),
-      HasSubstr("to a later one"));
+  EXPECT_THAT(refused(1,
+                      [&](World& world) {
+                        one(world, 0, {.edges = {{.from = StageId(0), .output = 0, .to = StageId(0), .argument = 0}}});
+                      }),
+              HasSubstr("to a later one"));
 }
 
 TEST(PipelineErrors, RanksWithDifferentOptions) {
@@ -79,7 +90,7 @@ TEST(PipelineErrors, RanksWithDifferentOptions) {
   const std::vector<std::pair<std::string, Change>> changes = {
       {"ties",
        [](PipelineOptions& options) {
-         options.ties = {{"0.weight", {0, 1}}};
+         options.ties = {{"0.weight", {StageId(0), StageId(1)}}};
        }},
       {"loss_scale", [](PipelineOptions& options) { options.loss_scale = LossScale::kSum; }},
       {"loss_weight", [](PipelineOptions& options) { options.loss_weight = counted_targets(); }},
@@ -91,7 +102,10 @@ TEST(PipelineErrors, RanksWithDifferentOptions) {
          options.target_split = Split::into({1, 1, 1, 3});
        }},
       {"bucket_bytes", [](PipelineOptions& options) { options.bucket_bytes = 8; }},
-      {"edges", [](PipelineOptions& options) { options.edges = {{.from = 0, .output = 0, .to = 1, .argument = 0}}; }},
+      {"edges",
+       [](PipelineOptions& options) {
+         options.edges = {{.from = StageId(0), .output = 0, .to = StageId(1), .argument = 0}};
+       }},
   };
   for (const auto& [topic, change] : changes) {
     EXPECT_THAT(said([&change = change](World& world, PipelineOptions& options, StageOptions&) {
@@ -126,9 +140,10 @@ TEST(PipelineErrors, RanksThatTieDifferentParameters) {
     Stage stage(
         world.rank().value, [=](const StageCall& call) { return Value(at::matmul(call.tensor(0), weight)); },
         NamedTensors{{"weight", weight}});
-    sayings.add(world.rank(), message_of([&] {
-                  Pipeline(world, {std::move(stage)}, {.microbatches = 2, .ties = {{"weight", {0, 1}}}});
-                }));
+    sayings.add(
+        world.rank(), message_of([&] {
+          Pipeline(world, {std::move(stage)}, {.microbatches = 2, .ties = {{"weight", {StageId(0), StageId(1)}}}});
+        }));
   });
   for (int r = 0; r < 2; ++r) {
     EXPECT_THAT(sayings.of(r), HasSubstr("rank 1 has tied parameter weight 'Float [4, 4], frozen'"));

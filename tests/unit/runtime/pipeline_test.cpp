@@ -12,7 +12,7 @@ TEST(Pipeline, LossesAreByMicrobatchWhateverTheOrderOfExecution) {
   run_ranks(quick(1), [](World& world) {
     // The last stage's forwards out of order.
     Pipeline pipeline(world, {make_stage(0, layer())},
-                      {.plan = Schedule::from_rows(parse_csv("0F2,0F0,0F1,0B1,0B2,0B0\n")), .loss = mean_square});
+                      {.schedule = Schedule::from_rows(parse_csv("0F2,0F0,0F1,0B1,0B2,0B0\n")), .loss = mean_square});
     const Tensor x = at::randn({3, 4}), y = at::randn({3, 4});
     const StepResult result = pipeline.step({x}, {.target = y, .return_outputs = true});
     ASSERT_EQ(result.losses.size(), 3U);
@@ -268,7 +268,7 @@ TEST(Pipeline, WeightGradientsOfYourOwnRunInTheWeightPart) {
         return [&log, number = built++] { log.push_back("run " + std::to_string(number)); };
       };
       Pipeline pipeline(world, {make_stage(0, layer(), options)},
-                        {.plan = Schedule::from_rows(parse_csv(csv)), .loss = mean_square});
+                        {.schedule = Schedule::from_rows(parse_csv(csv)), .loss = mean_square});
       const Tensor x = at::randn({2, 4});
       pipeline.step({x}, {.target = x});
       const bool split = std::string(csv).find('I') != std::string::npos;
@@ -310,10 +310,11 @@ TEST(Pipeline, EdgesWithoutGradientAndOneOutputForSeveralStages) {
       for (std::size_t i = 1; i < call.arguments.size(); ++i) sum = sum * call.tensor(i);
       return sum;
     };
-    const std::vector<Edge> edges = {{.from = 0, .output = 0, .to = 1, .argument = 0},
-                                     {.from = 0, .output = 1, .to = 1, .argument = 1, .gradient = false},
-                                     {.from = 1, .output = 0, .to = 2, .argument = 0},
-                                     {.from = 0, .output = 1, .to = 2, .argument = 1}};
+    const std::vector<Edge> edges = {
+        {.from = StageId(0), .output = 0, .to = StageId(1), .argument = 0},
+        {.from = StageId(0), .output = 1, .to = StageId(1), .argument = 1, .gradient = false},
+        {.from = StageId(1), .output = 0, .to = StageId(2), .argument = 0},
+        {.from = StageId(0), .output = 1, .to = StageId(2), .argument = 1}};
     Pipeline pipeline(world, {Stage(world.rank().value, forward, {})},
                       {.schedule = "ZB-H1", .microbatches = 2, .loss = mean_square, .edges = edges});
     const Tensor x = at::randn({4, 2}, at::kDouble).requires_grad_(true);
@@ -355,8 +356,8 @@ TEST(Pipeline, GradientsOfAValueWithManyUsesAddUpInTheOrderOfOneDevice) {
           index == 0 ? NamedTensors{{"w", w}} : NamedTensors{});
       std::vector<Edge> edges;
       for (int to = 1; to < kStages; ++to) {
-        edges.push_back({.from = to - 1, .output = 0, .to = to, .argument = 0});
-        edges.push_back({.from = 0, .output = 1, .to = to, .argument = 1});
+        edges.push_back({.from = StageId(to - 1), .output = 0, .to = StageId(to), .argument = 0});
+        edges.push_back({.from = StageId(0), .output = 1, .to = StageId(to), .argument = 1});
       }
       Pipeline pipeline(world, {std::move(stage)},
                         {.schedule = schedule, .microbatches = 2, .loss = mean_square, .edges = edges});

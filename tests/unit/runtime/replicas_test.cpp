@@ -123,7 +123,7 @@ TEST(Replicas, AParameterUsedByOneOnlyIsAveragedAndOneUsedByNoneStaysWithout) {
           return Value(uses ? at::matmul(x, sometimes) : x);
         },
         NamedTensors{{"always", always}, {"sometimes", sometimes}, {"never", never}});
-    Pipeline pipeline(world, {std::move(stage)}, {.loss = mean_square});
+    Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 1, .loss = mean_square});
     const at::Tensor x = numbers({2, 4}, 5), y = numbers({2, 4}, 6);
     pipeline.step({x}, {.target = y});
     const at::Tensor a = weight(0), b = weight(1);
@@ -224,7 +224,10 @@ TEST(Replicas, TiedParametersAddUpOverStepsBeforeTheyAreAveraged) {
     run_ranks(replicas(2, 2), [&](World& world) {
       const at::Tensor w = weight(world.replica());
       Pipeline pipeline(world, {linear(world.rank().value, w)},
-                        {.schedule = schedule, .microbatches = 2, .loss = mean_square, .ties = {{"weight", {0, 1}}}});
+                        {.schedule = schedule,
+                         .microbatches = 2,
+                         .loss = mean_square,
+                         .ties = {{"weight", {StageId(0), StageId(1)}}}});
       bool reduces = false;
       pipeline.on(ActionKind::kReduceGrad, [&](const ActionContext& action) {
         if (reduces) action.run();
@@ -265,7 +268,7 @@ TEST(Replicas, AParameterThatThawsLaterIsAveragedToo) {
     Stage stage(
         0, [=](const StageCall& call) { return Value(at::matmul(call.tensor(0), w) + bias); },
         NamedTensors{{"weight", w}, {"bias", bias}});
-    Pipeline pipeline(world, {std::move(stage)}, {.loss = mean_square});
+    Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 1, .loss = mean_square});
     pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
     bias.requires_grad_(true);
     pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
@@ -332,7 +335,7 @@ TEST(Replicas, OfDifferentModelsAreRefused) {
   const std::string message = message_of([] {
     run_ranks(replicas(2), [](World& world) {
       const at::Tensor w = numbers({4, world.replica() == 0 ? 4 : 3}, 0).set_requires_grad(true);
-      Pipeline(world, {linear(0, w)}, {.loss = mean_square});
+      Pipeline(world, {linear(0, w)}, {.microbatches = 1, .loss = mean_square});
     });
   });
   EXPECT_THAT(message, HasSubstr("rank 1 has parameters of stage 0 '1 parameters, 0 buffers, 12 numbers"));
@@ -345,7 +348,7 @@ TEST(Replicas, ASparseGradientIsRefused) {
       Stage stage(
           0, [embedding](const StageCall& call) mutable { return Value(embedding->forward(call.tensor(0))); },
           NamedTensors{{"embedding.weight", embedding->weight}});
-      Pipeline pipeline(world, {std::move(stage)}, {.loss = mean_square});
+      Pipeline pipeline(world, {std::move(stage)}, {.microbatches = 1, .loss = mean_square});
       pipeline.step({at::arange(4)}, {.target = at::zeros({4, 4})});
     });
   });
@@ -356,7 +359,7 @@ TEST(Replicas, ASparseGradientIsRefused) {
 TEST(Replicas, ABucketHasASize) {
   EXPECT_THAT(message_of([] {
                 run_ranks(replicas(1), [](World& world) {
-                  Pipeline(world, {linear(0, weight(0))}, {.loss = mean_square, .bucket_bytes = 0});
+                  Pipeline(world, {linear(0, weight(0))}, {.microbatches = 1, .loss = mean_square, .bucket_bytes = 0});
                 });
               }),
               HasSubstr("bucket_bytes is at least 1, got 0"));

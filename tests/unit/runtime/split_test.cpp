@@ -38,7 +38,7 @@ std::vector<std::int64_t> sizes_on_ranks(const nn::Sequential& model, int ranks,
   run_ranks(quick(ranks), [&](World& world) {
     SplitOptions own = options;
     if (!world.is_first()) own.sample = Tensor();
-    const auto sizes = stage_sizes(model, world, own);
+    const auto sizes = stage_sizes(model, world, {.split = own});
     const std::lock_guard lock(mutex);
     all.push_back(sizes);
   });
@@ -85,7 +85,7 @@ TEST(Split, MeasuringLeavesNothingBehind) {
 TEST(Split, CutStagesTrain) {
   const nn::Sequential model(nn::Embedding(10, 4), nn::Linear(4, 4), nn::Tanh(), nn::Linear(4, 2));
   run_ranks(quick(2), [&](World& world) {
-    std::vector<Stage> stages = split(model, world, {.balance = Balance::kTime, .sample = at::arange(6)});
+    std::vector<Stage> stages = split(model, world, {.split = {.balance = Balance::kTime, .sample = at::arange(6)}});
     Pipeline pipeline(world, std::move(stages), {.microbatches = 2, .loss = mean_square});
     pipeline.step({at::arange(6)}, {.target = at::ones({6, 2})});
     for (const auto& [name, parameter] : pipeline.named_parameters()) {
@@ -101,7 +101,7 @@ TEST(Split, DropoutDoesNotDependOnTheCut) {
   const auto loss_of = [&](int ranks, const SplitOptions& options) {
     double loss = 0;
     run_ranks(quick(ranks), [&](World& world) {
-      Pipeline pipeline(world, split(model, world, options), {.microbatches = 3, .loss = mean_square, .seed = 5});
+      Pipeline pipeline(world, model, {.split = options, .microbatches = 3, .loss = mean_square, .seed = 5});
       const StepResult result = pipeline.step({x}, {.target = x});
       if (world.is_last()) loss = result.loss();
     });
@@ -117,7 +117,7 @@ TEST(Split, DropoutDoesNotDependOnTheCut) {
 TEST(Split, WhatDoesNotFit) {
   const nn::Sequential model = six_layers();
   const auto message = [&](int ranks, const SplitOptions& options) {
-    return message_of([&] { run_ranks(quick(ranks), [&](World& world) { split(model, world, options); }); });
+    return message_of([&] { run_ranks(quick(ranks), [&](World& world) { split(model, world, {.split = options}); }); });
   };
   EXPECT_THAT(message(7, {}), HasSubstr("6 layers cannot be cut into 7 stages"));
   EXPECT_THAT(message(3, {.layers = {3, 3}}), HasSubstr("layers are [3, 3], but there are 3 stages and 6 layers"));
@@ -129,6 +129,53 @@ TEST(Split, WhatDoesNotFit) {
   EXPECT_THAT(message(3, {.balance = Balance::kTime}), HasSubstr("give SplitOptions a sample"));
   EXPECT_THAT(message(3, {.balance = Balance::kTime, .sample = at::ones({2, 3})}),
               AllOf(HasSubstr("layer 0 fails on Float [2, 3]"), HasSubstr("give a sample that the model takes")));
+}
+
+TEST(Split, ThePipelineCutsForItsSchedule) {
+  run_ranks(quick(2), [](World& world) {
+    const nn::Sequential model = six_layers();
+    const Pipeline named(world, model, {.schedule = "InterleavedZeroBubble", .stages_per_rank = 3, .microbatches = 2});
+    EXPECT_EQ(named.stages().size(), 3U);
+    EXPECT_EQ(named.schedule().stages(), 6);
+    const Pipeline own(world, model,
+                       {.schedule = make_schedule("ZBVZeroBubble", {.ranks = 2, .microbatches = 3}),
+                        .split = {.layers = {1, 2, 1, 2}}});
+    EXPECT_EQ(own.schedule().microbatches, 3);
+    EXPECT_EQ(own.stages()[0].index(), StageId(world.rank().value));
+    EXPECT_EQ(own.stages()[1].index(), StageId(3 - world.rank().value));
+  });
+}
+
+TEST(Split, LazyLayersAreMadeWhereTheyAreNeededAndAlikeOnAnyRanks) {
+  const auto layers_made_on = [](int ranks, std::vector<std::vector<int>>& made, std::vector<Tensor>& weights) {
+    made.assign(static_cast<std::size_t>(ranks), {});
+    weights.assign(5, Tensor());
+    std::mutex mutex;
+    run_ranks(quick(ranks), [&](World& world) {
+      LazyLayers model;
+      for (int layer = 0; layer < 5; ++layer) {
+        model.add([&, layer] {
+          made[world.rank().index()].push_back(layer);
+          return nn::Linear(4, 4);
+        });
+      }
+      Pipeline pipeline(world, model, {.microbatches = 2, .loss = mean_square, .seed = 9});
+      const Tensor x = at::ones({4, 4});
+      pipeline.step({x}, {.target = x});
+      const std::lock_guard lock(mutex);
+      for (const auto& [name, parameter] : pipeline.named_parameters()) {
+        if (name.ends_with(".weight")) weights[static_cast<std::size_t>(std::stoi(name))] = parameter.detach();
+      }
+    });
+  };
+  std::vector<std::vector<int>> made;
+  std::vector<Tensor> whole, cut;
+  layers_made_on(1, made, whole);
+  EXPECT_THAT(made[0], ElementsAre(0, 1, 2, 3, 4));
+  layers_made_on(3, made, cut);
+  EXPECT_THAT(made, ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3), ElementsAre(4)));
+  for (std::size_t layer = 0; layer < 5; ++layer) EXPECT_TRUE(cut[layer].equal(whole[layer])) << layer;
+  EXPECT_FALSE(whole[0].equal(whole[1]));
 }
 
 }  // namespace

@@ -63,9 +63,9 @@ TEST(Merge, PutsTreesTogether) {
   EXPECT_EQ(joined[0].tensor().size(0), 3);
   EXPECT_TRUE(at::equal(joined[1].tensor(), at::tensor({0.0F, 1.0F})));
   EXPECT_EQ(joined[2].integer(), 7);
-  EXPECT_EQ(sum()({Value(at::ones({2})), Value(at::ones({2}))}).tensor()[0].item<int>(), 2);
-  EXPECT_EQ(mean()({Value(at::ones({2})), Value(at::zeros({2}))}).tensor()[0].item<double>(), 0.5);
-  EXPECT_EQ(first()({Value(3), Value(4)}).integer(), 3);
+  EXPECT_EQ(add_up()({Value(at::ones({2})), Value(at::ones({2}))}).tensor()[0].item<int>(), 2);
+  EXPECT_EQ(average()({Value(at::ones({2})), Value(at::zeros({2}))}).tensor()[0].item<double>(), 0.5);
+  EXPECT_EQ(take_first()({Value(3), Value(4)}).integer(), 3);
   EXPECT_THAT(message_of([&] {
                 concatenate()({Value(3), part(0)});
               }),
