@@ -120,11 +120,11 @@ int main(int argc, char** argv) {
   if (mode == "plain") return by_plain_mpi();
   if (mode == "local") {
     by_memcpy();
-    return sc::launch(argc, argv, {.ranks = 2, .world = sc::WorldKind::kThreads},
+    return sc::launch(argc, argv, {.ranks = 2, .world = "threads"},
                       [](sc::World& world) { through_transport(world, "local"); });
   }
   if (mode == "ours") {
-    return sc::launch(argc, argv, {.world = sc::WorldKind::kMpi},
+    return sc::launch(argc, argv, {.world = "mpi"},
                       [](sc::World& world) { through_transport(world, "mpi"); });
   }
   std::cerr << "usage: handover_bench local | mpirun -n 2 handover_bench ours|plain\n";

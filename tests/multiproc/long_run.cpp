@@ -62,7 +62,7 @@ std::vector<double> train(sc::World& world, const std::vector<torch::nn::Linear>
 }  // namespace
 
 int main(int argc, char** argv) {
-  return sc::launch(argc, argv, {.world = sc::WorldKind::kMpi, .threads_per_rank = 1}, [](sc::World& world) {
+  return sc::launch(argc, argv, {.world = "mpi", .threads_per_rank = 1}, [](sc::World& world) {
     std::int64_t growth = 0;
     const std::vector<double> losses = train(world, make_model(2 * world.size()), &growth);
     const auto all = world.pipeline().all_gather(std::to_string(growth));

@@ -7,20 +7,16 @@
 /// Starting a program on all its ranks.
 namespace stagecraft {
 
-enum class WorldKind {
-  kAuto,     ///< Processes when an MPI launcher has started this one, else threads.
-  kThreads,  ///< All ranks in this process.
-  kMpi,      ///< This process is one rank.
-};
-
 struct LaunchOptions {
   /// Of one pipeline, as threads of this process; under MPI there are as many processes as the launcher has started.
   int ranks = 1;
   /// Pipelines side by side, each on its own share of the batch: there are ranks * replicas ranks in all. Under MPI
   /// the processes are divided among them.
   int replicas = 1;
-  /// The flag --stagecraft-world=threads or --stagecraft-world=mpi on the command line overrides it.
-  WorldKind world = WorldKind::kAuto;
+  /// "threads": all ranks in this process. "mpi": this process is one rank. Or another that was registered. Empty: that
+  /// of the launcher that has started this process, otherwise threads. The flag --stagecraft-world=NAME on the command
+  /// line overrides it.
+  std::string world = {};
   /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
   /// between different numbers.
   int threads_per_rank = 0;
@@ -40,9 +36,20 @@ struct LaunchOptions {
 void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& program);
 
 /// The body of `main`: runs the program on the ranks of the world that `options` and the command line ask for, and
-/// prints a failure to stderr. Returns the exit code: 0, or after a failure on any rank 2 if it was of what the program
-/// was given (InvalidArgument, FileError), else 1; a process that another one's failure has ended returns 1. The
-/// command line keeps its flags; those that begin with --stagecraft- are for this function.
+/// prints a failure to stderr. Returns the exit code: 0; 2 for InvalidArgument or FileError on any rank, otherwise 1; a
+/// process that another one's failure has ended returns 1. The command line keeps its flags; those that begin with
+/// --stagecraft- are for this function.
 int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program);
+
+/// A kind of world: how the ranks of a program are started.
+struct WorldFactory {
+  std::string name;
+  /// Whether a launcher of this kind has started this process.
+  std::function<bool()> is_started;
+  /// Runs the program on the ranks that are in this process (each within a RankScope), and returns the exit code.
+  std::function<int(const LaunchOptions& options, const std::function<void(World&)>& program)> run;
+};
+/// From now on `launch` knows it. Throws InvalidArgument for a name that is taken.
+void register_world(WorldFactory factory);
 
 }  // namespace stagecraft

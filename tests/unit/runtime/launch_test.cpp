@@ -2,8 +2,12 @@
 
 #include <ATen/Context.h>
 
+#include <array>
+
 #include "pipeline_testing.h"
 #include "stagecraft/runtime/launch.h"
+#include "stagecraft/runtime/rank_scope.h"
+#include "stagecraft/transport/local.h"
 
 namespace stagecraft {
 namespace {
@@ -70,6 +74,29 @@ TEST(Launch, RanksAsThreadsComputeWithOneDnn) {
   ASSERT_TRUE(at::globalContext().userEnabledMkldnn()) << "nothing here has switched it off";
   EXPECT_EQ(occurrences(errors_of([](World&) {}), "oneDNN"), 0);
   EXPECT_TRUE(at::globalContext().userEnabledMkldnn()) << "it was made safe too late";
+}
+
+TEST(Launch, AWorldOfYourOwnIsFoundByItsName) {
+  int ranks = 0;
+  register_world({"alone", [] { return false; },
+                  [](const LaunchOptions& options, const std::function<void(World&)>& program) {
+                    LocalFabric fabric(1);
+                    const RankScope scope(at::kCPU, 1);
+                    World world(fabric.connect(RankId(0)), scope.device(), options.timeout);
+                    program(world);
+                    return 7;
+                  }});
+  const auto program = [&](World& world) { ranks = world.size(); };
+  std::string name = "program";
+  std::string flag = "--stagecraft-world=alone";
+  std::array<char*, 2> words = {name.data(), flag.data()};
+  EXPECT_EQ(launch(2, words.data(), {.ranks = 3}, program), 7);
+  EXPECT_EQ(ranks, 1);
+  EXPECT_THAT(message_of([] { register_world({"alone", {}, {}}); }), HasSubstr("a world called 'alone' already"));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(launch(1, words.data(), {.world = "nowhere"}, program), 2);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("there is no world called 'nowhere': there are threads, mpi, alone"));
 }
 
 }  // namespace

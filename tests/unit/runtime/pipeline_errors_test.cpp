@@ -23,7 +23,7 @@ TEST(PipelineErrors, SetUp) {
     return first;
   };
   const auto one = [](World& world, int index, PipelineOptions options = {}) {
-    if (!options.schedule.given()) options.microbatches = 1;
+    if (options.microbatches == 0 && !options.schedule.given()) options.microbatches = 1;
     Pipeline(world, {make_stage(index, layer())}, std::move(options));
   };
   EXPECT_THAT(refused(2, [&](World& world) { Pipeline(world, {make_stage(world.rank().value, layer())}, {}); }),

@@ -1,0 +1,90 @@
+#include "stagecraft/runtime/rank_scope.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "stagecraft/transport/streams.h"
+#include "warnings.h"
+
+namespace stagecraft {
+namespace {
+
+/// A stage frees all of a microbatch's memory at once. Left to itself, glibc gives it back to the system there and
+/// then, and the next microbatch pays for every page again. A user's own MALLOC_ settings stay.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  static const bool once = [] {
+    constexpr int kLargestHeapBlock = 32 << 20;  // glibc's limit
+    constexpr int kKept = 1 << 30;
+    if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) mallopt(M_MMAP_THRESHOLD, kLargestHeapBlock);
+    if (std::getenv("MALLOC_TRIM_THRESHOLD_") == nullptr) mallopt(M_TRIM_THRESHOLD, kKept);
+    return true;
+  }();
+  (void)once;
+#endif
+}
+
+/// On a device with streams: one of the rank's own, so that ranks that share a device do not wait for each other. It
+/// begins after everything on the stream that was current before, and ends before what comes there next.
+class OwnStream {
+ public:
+  explicit OwnStream(at::Device device) {
+    if (device.is_cpu()) return;
+    before_ = current_stream(device);
+    own_ = new_stream(device);
+    run_after(*own_, *before_);
+    guard_.emplace(*own_);
+  }
+  ~OwnStream() {
+    if (own_) run_after(*before_, *own_);
+  }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  std::optional<c10::Stream> before_;
+  std::optional<c10::Stream> own_;
+  std::optional<c10::StreamGuard> guard_;
+};
+
+/// "cuda" is the device that is current.
+at::Device with_index(at::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+}  // namespace
+
+class RankScope::Implementation {
+ public:
+  Implementation(c10::Device device, int threads) : device_(with_index(device)), guard_(device_), stream_(device_) {
+    keep_freed_memory();
+    at::set_num_threads(std::max(1, threads));
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+
+  [[nodiscard]] c10::Device device() const { return device_; }
+
+ private:
+  c10::Device device_;
+  c10::OptionalDeviceGuard guard_;
+  OwnStream stream_;
+  c10::WarningUtils::WarningHandlerGuard warnings_{&brief_warnings()};
+};
+
+RankScope::RankScope(c10::Device device, int threads)
+    : implementation_(std::make_unique<Implementation>(device, threads)) {}
+RankScope::~RankScope() = default;
+c10::Device RankScope::device() const { return implementation_->device(); }
+
+}  // namespace stagecraft
