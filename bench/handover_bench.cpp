@@ -124,8 +124,7 @@ int main(int argc, char** argv) {
                       [](sc::World& world) { through_transport(world, "local"); });
   }
   if (mode == "ours") {
-    return sc::launch(argc, argv, {.world = "mpi"},
-                      [](sc::World& world) { through_transport(world, "mpi"); });
+    return sc::launch(argc, argv, {.world = "mpi"}, [](sc::World& world) { through_transport(world, "mpi"); });
   }
   std::cerr << "usage: handover_bench local | mpirun -n 2 handover_bench ours|plain\n";
   return 2;

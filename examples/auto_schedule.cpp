@@ -36,7 +36,8 @@ int main(int argc, char** argv) {
       optimizer.zero_grad();
     }
     if (!world.is_first()) return;
-    std::cout << pipeline.auto_report().text() << "\n";
-    if (pipeline.auto_report().phase != sc::AutoReport::Phase::kDecided) throw std::runtime_error("it did not decide");
+    std::cout << sc::auto_report(pipeline).text() << "\n";
+    if (sc::auto_report(pipeline).phase != sc::AutoReport::Phase::kDecided)
+      throw std::runtime_error("it did not decide");
   });
 }

@@ -10,6 +10,7 @@
 
 #include "dataset.h"
 #include "objective.h"
+#include "stagecraft/automatic/automatic.h"
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/clock.h"

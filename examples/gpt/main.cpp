@@ -193,7 +193,7 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
   }
   trained.weights = collect_weights(world, options, pipeline, pieces);
   if (world.world_rank().value != 0) return trained;
-  if (sc::is_auto(options.schedule)) std::printf("%s\n", pipeline.auto_report().text().c_str());
+  if (sc::is_auto(options.schedule)) std::printf("%s\n", sc::auto_report(pipeline).text().c_str());
   write_timelines(options, steps);
   return trained;
 }

@@ -2,9 +2,9 @@
 
 /// All of Stagecraft. Link `stagecraft::stagecraft`.
 
+#include "stagecraft/automatic/automatic.h"    // IWYU pragma: export
 #include "stagecraft/checkpoint/checkpoint.h"  // IWYU pragma: export
 #include "stagecraft/model/pipe.h"             // IWYU pragma: export
-#include "stagecraft/runtime/auto_schedule.h"  // IWYU pragma: export
 #include "stagecraft/runtime/launch.h"         // IWYU pragma: export
 #include "stagecraft/runtime/options.h"        // IWYU pragma: export
 #include "stagecraft/runtime/pipeline.h"       // IWYU pragma: export

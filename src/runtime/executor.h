@@ -26,7 +26,19 @@ struct StepOutputs {
   std::vector<StageShapes> shapes;  // if only they were asked for
 };
 
-/// Runs programs: one rank, its stages, and what is in flight between two actions.
+/// Runs programs: one rank, its stages, and what is in flight between two actions. One microbatch in one stage:
+///
+///     RECV_F   the message may travel
+///     F        message ──▶ incoming ──▶ the stage's forward ──▶ outgoing; its graph is kept (Backward)
+///     SEND_F   outgoing ──▶ message
+///     RECV_B   the message may travel
+///     B, I     message ──▶ gradients_in ──▶ the graph ──▶ gradients_out; B adds to the gradients of weights
+///     SEND_B   gradients_out ──▶ message
+///     W        after an I: adds to the gradients of weights, and the graph is gone
+///
+/// Between neighbours on one rank there is no message: F and B move what they made into the other stage's flight.
+/// Messages carry the boundary between two stages, skip connections included (Wiring). UNSHARD, RESHARD and REDUCE_GRAD
+/// are about a stage, not about a microbatch: ParameterStore.
 class Executor {
  public:
   /// All that it is given outlives it.

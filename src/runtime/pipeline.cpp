@@ -3,29 +3,57 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <sstream>
 
-#include "autopilot.h"
 #include "executor.h"
 #include "handshake.h"
 #include "program.h"
 #include "replicated_parameters.h"
 #include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/stand_ins.h"
 #include "step_inputs.h"
-#include "timeline_message.h"
 
 namespace stagecraft {
 namespace {
 
 constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
 
+struct Registered {
+  std::mutex mutex;
+  MakeSteering make;
+};
+Registered& registered_steering() {
+  static Registered registered;
+  return registered;
+}
+
+std::unique_ptr<Steering> make_steering(World& world, const AutoOptions& options, const Schedule& starting,
+                                        const std::string& passes) {
+  const MakeSteering make = [] {
+    Registered& registered = registered_steering();
+    const std::lock_guard lock(registered.mutex);
+    return registered.make;
+  }();
+  if (make) return make(world, options, starting, passes);
+  throw InvalidArgument(
+      "the schedule \"auto\" needs the planner: include stagecraft/automatic/automatic.h (stagecraft.h does) and link "
+      "stagecraft::stagecraft");
+}
+
 }  // namespace
+
+void register_steering(MakeSteering make) {
+  Registered& registered = registered_steering();
+  const std::lock_guard lock(registered.mutex);
+  registered.make = std::move(make);
+}
 
 double StepResult::loss() const {
   if (losses.empty()) {
@@ -96,7 +124,7 @@ class Pipeline::Implementation {
 
   void record_timeline(bool record) {
     is_recording_ = record;
-    executor_->set_recording(record || (autopilot_ && autopilot_->records()));
+    executor_->set_recording(record || (steering_ && steering_->records()));
   }
 
   /// Of training, as it is executed.
@@ -110,7 +138,7 @@ class Pipeline::Implementation {
   std::optional<InputSplitter> splitter_;
   std::unique_ptr<ParameterStore> parameters_;
   std::optional<Executor> executor_;
-  std::optional<Autopilot> autopilot_;  // with schedule "auto"
+  std::unique_ptr<Steering> steering_;  // with schedule "auto"
   std::uint64_t steps_ = 0;
 
  private:
@@ -166,9 +194,9 @@ class Pipeline::Implementation {
     check_ties(stages_, options_.ties, starting.placement);
     evaluation_ = program_of(forwards_of(starting), "send_recv");
     if (options_.schedule.is_auto()) {
-      autopilot_.emplace(world_, options_.automatic, starting, options_.passes);
+      steering_ = make_steering(world_, options_.automatic, starting, options_.passes);
     }
-    active_ = &programs_[Autopilot::kWhole].emplace(program_of(std::move(starting), options_.passes));
+    active_ = &programs_[0].emplace(program_of(std::move(starting), options_.passes));
     wiring_.emplace(schedule().stages(), options_.edges);
     trains_ = trains(schedule());
     splitter_.emplace(options_, schedule().microbatches, has_first(), has_last());
@@ -181,28 +209,28 @@ class Pipeline::Implementation {
 
   // --- schedule "auto" ---
 
-  /// A step as `together`; if it trains and went well, the autopilot says what the next one runs.
+  /// A step as `together`; if it trains and went well, the steering says what the next one runs.
   template <typename Prepare>
   StepResult steered(const Prepare& prepare, const StepOptions& options, bool training) {
     const double begin = seconds_now();
     StepResult result = together(prepare, options, training);
-    if (!training || !autopilot_ || autopilot_->is_decided()) return result;
+    if (!training || !steering_ || steering_->is_decided()) return result;
     const double seconds = seconds_now() - begin;
     try {
-      stagecraft::together(world_, [&] { autopilot_->after_step(executor_->timeline(), seconds); });
+      stagecraft::together(world_, [&] { steering_->after_step(executor_->timeline(), seconds); });
     } catch (...) {
-      use(autopilot_->next());
+      use(steering_->next());
       throw;
     }
-    use(autopilot_->next());
+    use(steering_->next());
     return result;
   }
 
   /// From the next step on. The executor stays: it depends on the placement and the number of microbatches alone.
-  void use(Autopilot::Variant variant) {
+  void use(std::size_t number) {
     record_timeline(is_recording_);
-    auto& program = programs_[variant];
-    if (!program) program = program_of(autopilot_->schedule(variant), options_.passes);
+    auto& program = programs_[number];
+    if (!program) program = program_of(steering_->schedule(number), options_.passes);
     if (active_ == &*program) return;
     active_ = &*program;
     parameters_->set_order(active_->completion_order);
@@ -348,8 +376,8 @@ class Pipeline::Implementation {
     return {{at::cat(losses), at::cat(weights)}, ""};
   }
 
-  std::array<std::optional<Program>, Autopilot::kVariants> programs_;  // one, unless the schedule is "auto"
-  const Program* active_ = nullptr;                                    // what training runs
+  std::map<std::size_t, std::optional<Program>> programs_;  // by number; one, unless the schedule is "auto"
+  const Program* active_ = nullptr;                         // what training runs
   bool trains_ = false;
   bool shares_loss_weights_ = false;  // stages without the targets have losses too
   bool is_recording_ = false;         // as the user wishes
@@ -422,9 +450,6 @@ std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   return all;
 }
 
-const AutoReport& Pipeline::auto_report() const {
-  if (implementation_->autopilot_) return implementation_->autopilot_->report();
-  throw InvalidArgument("this pipeline runs the schedule it was given: there is a report only with schedule \"auto\"");
-}
+const Steering* Pipeline::steering() const { return implementation_->steering_.get(); }
 
 }  // namespace stagecraft

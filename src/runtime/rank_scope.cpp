@@ -67,11 +67,22 @@ at::Device with_index(at::Device device) {
 
 class RankScope::Implementation {
  public:
-  Implementation(c10::Device device, int threads) : device_(with_index(device)), guard_(device_), stream_(device_) {
+  Implementation(c10::Device device, int threads)
+      : device_(with_index(device)),
+        guard_(device_),
+        stream_(device_),
+        threads_before_(at::get_num_threads()),
+        autograd_before_(c10::AutogradState::get_tls_state()) {
     keep_freed_memory();
     at::set_num_threads(std::max(1, threads));
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   }
+  ~Implementation() {
+    at::set_num_threads(threads_before_);
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(autograd_before_.get_multithreading_enabled());
+  }
+  Implementation(const Implementation&) = delete;
+  Implementation& operator=(const Implementation&) = delete;
 
   [[nodiscard]] c10::Device device() const { return device_; }
 
@@ -79,6 +90,8 @@ class RankScope::Implementation {
   c10::Device device_;
   c10::OptionalDeviceGuard guard_;
   OwnStream stream_;
+  int threads_before_;
+  c10::AutogradState autograd_before_;
   c10::WarningUtils::WarningHandlerGuard warnings_{&brief_warnings()};
 };
 

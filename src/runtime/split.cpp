@@ -193,6 +193,14 @@ std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World&
 
 namespace {
 
+bool is_elsewhere(const torch::nn::Module& module, at::Device device) {
+  const auto elsewhere = [&](const at::Tensor& tensor) { return tensor.defined() && tensor.device() != device; };
+  const std::vector<at::Tensor> parameters = module.parameters();
+  const std::vector<at::Tensor> buffers = module.buffers();
+  return std::any_of(parameters.begin(), parameters.end(), elsewhere) ||
+         std::any_of(buffers.begin(), buffers.end(), elsewhere);
+}
+
 /// `layers(begin, count)`: the layers of one stage.
 template <typename Layers>
 std::vector<Stage> stages_of_sizes(World& world, const PipelineOptions& options, const Sizes& sizes,
@@ -202,7 +210,7 @@ std::vector<Stage> stages_of_sizes(World& world, const PipelineOptions& options,
     const auto at = static_cast<std::ptrdiff_t>(stage.value);
     const std::int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + at, std::int64_t{0});
     torch::nn::Sequential own = layers(begin, sizes[stage.index()]);
-    own->to(world.device());
+    if (is_elsewhere(*own, world.device())) own->to(world.device());
     stages.push_back(make_stage(stage.value, own, {.first_layer = begin, .origin = origin}));
   }
   return stages;

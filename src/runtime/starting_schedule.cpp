@@ -89,20 +89,4 @@ Schedule starting_schedule(const Placement& placement, int microbatches) {
   return breadth_first(placement, microbatches);
 }
 
-Schedule with_split_backwards(const Schedule& schedule) {
-  Schedule split{schedule.name + ", split", schedule.placement, schedule.microbatches, {}};
-  for (const Row& row : schedule.rows) {
-    Row& parts = split.rows.emplace_back();
-    for (const Action& action : row) {
-      if (action.kind() != ActionKind::kBackward) {
-        parts.push_back(action);
-        continue;
-      }
-      parts.push_back(Action::backward_input(action.stage(), action.microbatch()));
-      parts.push_back(Action::backward_weight(action.stage(), action.microbatch()));
-    }
-  }
-  return split;
-}
-
 }  // namespace stagecraft

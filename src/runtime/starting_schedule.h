@@ -15,7 +15,4 @@ Placement placement_of(const std::vector<std::vector<StageId>>& stages_by_rank);
 /// backwards. Throws InvalidArgument for a placement that the planner does not know: it must be linear, a loop or a V.
 Schedule starting_schedule(const Placement& placement, int microbatches);
 
-/// The same with an I and its W instead of each B.
-Schedule with_split_backwards(const Schedule& schedule);
-
 }  // namespace stagecraft

@@ -142,7 +142,8 @@ Reducer add_up() {
 
 Reducer average() {
   return [](const std::vector<Value>& parts) {
-    return add_up()(parts).map_tensors([&](const at::Tensor& total) { return total / static_cast<double>(parts.size()); });
+    return add_up()(parts).map_tensors(
+        [&](const at::Tensor& total) { return total / static_cast<double>(parts.size()); });
   };
 }
 

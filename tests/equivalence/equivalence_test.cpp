@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "models.h"
+#include "stagecraft/automatic/automatic.h"
 #include "support/every_setting.h"
 #include "support/mpi_world.h"
 #include "support/schedule_names.h"
@@ -135,7 +136,7 @@ class Subject {
       here_ = processes() == 0 ? -1 : world.replica();
       in_order_ = weight_parts_in_order(pipeline.schedule());
       if (is_auto(setting_.schedule)) {
-        EXPECT_EQ(pipeline.auto_report().phase, AutoReport::Phase::kDecided);
+        EXPECT_EQ(auto_report(pipeline).phase, AutoReport::Phase::kDecided);
         in_order_.assign(in_order_.size(), false);  // steps had different schedules
       }
       for (int s = 0; s < setting_.stages(); ++s) {

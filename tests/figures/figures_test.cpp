@@ -38,7 +38,7 @@ template <typename Rows>
 std::vector<typename Rows::value_type> some_of(const Rows& rows) {
   std::vector<typename Rows::value_type> some;
   std::copy_if(rows.begin(), rows.end(), std::back_inserter(some),
-               [](const auto& row) { return every_setting() || row.p * row.m <= 16 * 64; });
+               [](const auto& row) { return every_setting() || row.p * row.m <= 16 * 48; });
   return some;
 }
 

@@ -106,8 +106,6 @@ struct PipelineOptions {
   /// For a schedule by name: stages on each rank; 0: as many as the schedule usually has. Where stages are given, it is
   /// their number.
   int stages_per_rank = 0;
-  /// How a Sequential is cut into stages.
-  SplitOptions split = {};
   /// Needed, unless the schedule is your own or from a file, which knows it.
   int microbatches = 0;
   /// Needed for training; evaluation does without.
@@ -138,6 +136,8 @@ struct PipelineOptions {
   std::int64_t bucket_bytes = 16 << 20;
   /// With schedule "auto".
   AutoOptions automatic = {};
+  /// How a Sequential is cut into stages.
+  SplitOptions split = {};
 };
 
 struct StepOptions {

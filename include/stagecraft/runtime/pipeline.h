@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/runtime/auto_schedule.h"
 #include "stagecraft/runtime/options.h"
+#include "stagecraft/runtime/steering.h"
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/schedule/schedule.h"
 #include "stagecraft/schedule/timeline.h"
@@ -119,9 +119,8 @@ class Pipeline {
   /// As it is executed: lowered. With "auto", that of the next step.
   [[nodiscard]] const Schedule& schedule() const;
 
-  /// How far "auto" has come, and what it has gained; the same on all ranks after a step. Throws InvalidArgument when
-  /// the schedule is another.
-  [[nodiscard]] const AutoReport& auto_report() const;
+  /// With "auto": what chooses the schedule (see auto_report in automatic.h). Null otherwise.
+  [[nodiscard]] const Steering* steering() const;
 
   /// Runs `handler` instead of every action of a kind.
   void on(ActionKind kind, std::function<void(const ActionContext&)> handler);

@@ -96,7 +96,9 @@ class ExportedModels(jobs.JobsCase):
 
     def test_evaluation(self):
         all_jobs = []
-        for name, (make, inputs) in {**CASES, **WHOLE}.items():
+        cases = {**CASES, **WHOLE}
+        for name in cases if ALL else ("keywords", "gpt", "convolution"):
+            make, inputs = cases[name]
             torch.manual_seed(2)
             all_jobs.append(self.job(f"{name}_eval", make(), *inputs(), dtype=torch.float64, training=False, cuts=4,
                                      microbatches=[1] if name == "mean" else [1, 2]))

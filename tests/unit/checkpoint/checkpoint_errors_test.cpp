@@ -41,7 +41,7 @@ Stage small_stage(int index, const std::string& prefix) {
 }
 
 Pipeline small_pipeline(World& world) {
-  return {world, {small_stage(world.rank().value, std::to_string(world.rank().value) + ".")}, {}};
+  return {world, {small_stage(world.rank().value, std::to_string(world.rank().value) + ".")}, {.microbatches = 1}};
 }
 
 TEST(CheckpointErrors, EverythingThatDoesNotFitAtOnceAndNothingIsChanged) {

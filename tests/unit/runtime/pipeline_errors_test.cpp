@@ -424,7 +424,7 @@ TEST(PipelineErrors, CopiedInputsAreTheStagesOwnOnTheFirstStageToo) {
 TEST(PipelineErrors, ALossThatIsNotOneNumber) {
   run_ranks(quick(1), [](World& world) {
     Pipeline pipeline(world, {make_stage(0, layer())},
-                      {.loss = [](const Value& output, const Value&, const ValueDict&) { return output.tensor(); }});
+                      {.microbatches = 1, .loss = [](const at::Tensor& output, const at::Tensor&) { return output; }});
     const Tensor x = at::randn({2, 4});
     EXPECT_THAT(message_of([&] { pipeline.step({x}, {.target = x}); }),
                 HasSubstr("must be one number, got shape [2, 4]"));

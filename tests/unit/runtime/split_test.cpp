@@ -101,7 +101,7 @@ TEST(Split, DropoutDoesNotDependOnTheCut) {
   const auto loss_of = [&](int ranks, const SplitOptions& options) {
     double loss = 0;
     run_ranks(quick(ranks), [&](World& world) {
-      Pipeline pipeline(world, model, {.split = options, .microbatches = 3, .loss = mean_square, .seed = 5});
+      Pipeline pipeline(world, model, {.microbatches = 3, .loss = mean_square, .seed = 5, .split = options});
       const StepResult result = pipeline.step({x}, {.target = x});
       if (world.is_last()) loss = result.loss();
     });

@@ -7,9 +7,8 @@
 #include "auto_plan.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/median.h"
+#include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/schedule/csv.h"
-#include "starting_schedule.h"
-#include "timeline_message.h"
 
 namespace stagecraft {
 namespace {
@@ -33,6 +32,23 @@ void check(const AutoOptions& options, Timeout timeout) {
   }
 }
 
+/// The same with an I and its W instead of each B.
+Schedule with_split_backwards(const Schedule& schedule) {
+  Schedule split{schedule.name + ", split", schedule.placement, schedule.microbatches, {}};
+  for (const Row& row : schedule.rows) {
+    Row& parts = split.rows.emplace_back();
+    for (const Action& action : row) {
+      if (action.kind() != ActionKind::kBackward) {
+        parts.push_back(action);
+        continue;
+      }
+      parts.push_back(Action::backward_input(action.stage(), action.microbatch()));
+      parts.push_back(Action::backward_weight(action.stage(), action.microbatch()));
+    }
+  }
+  return split;
+}
+
 }  // namespace
 
 Autopilot::Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes)
@@ -45,7 +61,7 @@ Autopilot::Autopilot(World& world, const AutoOptions& options, Schedule starting
   schedules_[kWhole] = std::move(starting);
 }
 
-Autopilot::Variant Autopilot::next() const {
+Autopilot::Variant Autopilot::variant() const {
   const bool is_even = turns_ % 2 == 0;
   switch (report_.phase) {
     case AutoReport::Phase::kProfiling:
@@ -59,11 +75,11 @@ Autopilot::Variant Autopilot::next() const {
 
 void Autopilot::after_step(const Timeline& timeline, double seconds) {
   if (is_decided()) return;
-  const Variant variant = next();
+  const Variant present = variant();
   const bool is_warm = turns_ >= 2;  // the first of each kind finds memory and graphs that it does not know
   ++turns_;
-  if (is_warm && records()) timelines_[variant].push_back(timeline);
-  if (is_warm && !records()) seconds_[variant].push_back(seconds);
+  if (is_warm && records()) timelines_[present].push_back(timeline);
+  if (is_warm && !records()) seconds_[present].push_back(seconds);
   if (!is_over(turns_)) return;
   turns_ = 0;
   records() ? plan_together() : decide_together();
@@ -139,6 +155,19 @@ void Autopilot::decide_together() {
   report_.measured_after = after;
   report_.switched = after < before;
   report_.phase = AutoReport::Phase::kDecided;
+}
+
+const AutoReport& auto_report(const Pipeline& pipeline) {
+  const auto* autopilot = dynamic_cast<const Autopilot*>(pipeline.steering());
+  if (autopilot != nullptr) return autopilot->report();
+  throw InvalidArgument("this pipeline runs the schedule it was given: there is a report only with schedule \"auto\"");
+}
+
+bool detail::register_autopilot() {
+  register_steering([](World& world, const AutoOptions& options, const Schedule& starting, const std::string& passes) {
+    return std::make_unique<Autopilot>(world, options, starting, passes);
+  });
+  return true;
 }
 
 std::string AutoReport::text() const {

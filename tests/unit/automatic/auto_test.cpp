@@ -5,7 +5,8 @@
 #include <thread>
 
 #include "autopilot.h"
-#include "pipeline_testing.h"
+#include "stagecraft/automatic/automatic.h"
+#include "unit/runtime/pipeline_testing.h"
 
 namespace stagecraft {
 namespace {
@@ -44,19 +45,19 @@ TEST(Auto, FindsAFasterScheduleAndSwitches) {
     Pipeline pipeline(world, {stage_for(world)}, automatic(4));
     slow_down(pipeline);
     const Tensor x = at::randn({4, 4});
-    EXPECT_EQ(pipeline.auto_report().starting, "1F1B");
-    EXPECT_EQ(pipeline.auto_report().phase, Phase::kProfiling);
-    EXPECT_THAT(pipeline.auto_report().text(), HasSubstr("profiling 1F1B"));
+    EXPECT_EQ(auto_report(pipeline).starting, "1F1B");
+    EXPECT_EQ(auto_report(pipeline).phase, Phase::kProfiling);
+    EXPECT_THAT(auto_report(pipeline).text(), HasSubstr("profiling 1F1B"));
     std::vector<Phase> phases;
     for (int step = 0; step < kAutoSteps + 1; ++step) {
       pipeline.step({x}, {.target = x});
-      phases.push_back(pipeline.auto_report().phase);
+      phases.push_back(auto_report(pipeline).phase);
     }
     EXPECT_EQ(phases[kAutoSteps / 2 - 2], Phase::kProfiling);
     EXPECT_EQ(phases[kAutoSteps / 2 - 1], Phase::kComparing);
     EXPECT_EQ(phases[kAutoSteps - 2], Phase::kComparing);
     EXPECT_EQ(phases[kAutoSteps - 1], Phase::kDecided);
-    const AutoReport& report = pipeline.auto_report();
+    const AutoReport& report = auto_report(pipeline);
     reports.add(world.rank(), report.text());
     // 1F1B takes six times 24 ms, a zero-bubble schedule 16 ms and four times 24 ms.
     EXPECT_TRUE(report.switched) << report.text();
@@ -86,9 +87,9 @@ TEST(Auto, StaysWhenNothingIsFaster) {
     slow_down(pipeline, ActionKind::kBackward, std::chrono::milliseconds(8));  // splitting costs time
     const Tensor x = at::ones({4, 4});
     for (int step = 0; step < kAutoSteps; ++step) pipeline.step({x}, {.target = x});
-    EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
-    EXPECT_FALSE(pipeline.auto_report().switched);
-    EXPECT_THAT(pipeline.auto_report().text(), HasSubstr("stays with 1F1B"));
+    EXPECT_EQ(auto_report(pipeline).phase, Phase::kDecided);
+    EXPECT_FALSE(auto_report(pipeline).switched);
+    EXPECT_THAT(auto_report(pipeline).text(), HasSubstr("stays with 1F1B"));
   });
 }
 
@@ -99,13 +100,13 @@ TEST(Auto, KeepsTheOldScheduleIfTheNewOneIsSlowerWhenMeasured) {
     const Tensor x = at::ones({4, 4});
     for (int step = 0; step < kAutoSteps; ++step) {
       // What looked cheap when it was profiled no longer is.
-      if (pipeline.auto_report().phase == Phase::kComparing) {
+      if (auto_report(pipeline).phase == Phase::kComparing) {
         slow_down(pipeline, ActionKind::kBackwardWeight, std::chrono::milliseconds(40));
       }
       pipeline.step({x}, {.target = x});
     }
-    EXPECT_FALSE(pipeline.auto_report().switched) << pipeline.auto_report().text();
-    EXPECT_LT(pipeline.auto_report().measured_gain(), 0);
+    EXPECT_FALSE(auto_report(pipeline).switched) << auto_report(pipeline).text();
+    EXPECT_LT(auto_report(pipeline).measured_gain(), 0);
     for (const Action& action : pipeline.schedule().rows[0]) EXPECT_NE(action.kind(), ActionKind::kBackwardWeight);
   });
 }
@@ -113,15 +114,15 @@ TEST(Auto, KeepsTheOldScheduleIfTheNewOneIsSlowerWhenMeasured) {
 TEST(Auto, MoreMemoryIsTakenOnlyWhereAllowed) {
   run_ranks(quick(2), [](World& world) {
     Pipeline as_before(world, {stage_for(world)}, automatic(8));
-    EXPECT_EQ(as_before.auto_report().memory_limit, 2);
+    EXPECT_EQ(auto_report(as_before).memory_limit, 2);
     AutoOptions more = kQuick;
     more.memory_limit = 5;
-    EXPECT_EQ(Pipeline(world, {stage_for(world)}, automatic(8, more)).auto_report().memory_limit, 5);
+    EXPECT_EQ(auto_report(Pipeline(world, {stage_for(world)}, automatic(8, more))).memory_limit, 5);
     more.memory_limit = std::numeric_limits<double>::infinity();
     Pipeline unlimited(world, {stage_for(world)}, automatic(2, more));
     const Tensor x = at::ones({4, 4});
     for (int step = 0; step < kAutoSteps; ++step) unlimited.step({x}, {.target = x});
-    EXPECT_EQ(unlimited.auto_report().phase, Phase::kDecided);
+    EXPECT_EQ(auto_report(unlimited).phase, Phase::kDecided);
   });
 }
 
@@ -133,7 +134,7 @@ TEST(Auto, TakesStagesWhereTheyAre) {
       for (const StageId stage : stages_here(world, "auto", per_rank))
         stages.push_back(make_stage(stage.value, layer()));
       const Pipeline pipeline(world, std::move(stages), automatic(4));
-      if (world.is_first()) name = pipeline.auto_report().starting;
+      if (world.is_first()) name = auto_report(pipeline).starting;
     });
     return name;
   };
@@ -153,8 +154,8 @@ TEST(Auto, TakesStagesWhereTheyAre) {
     Pipeline pipeline(world, std::move(stages), automatic(3));
     const Tensor x = at::ones({3, 4});
     for (int step = 0; step < kAutoSteps; ++step) pipeline.step({x}, {.target = x});
-    EXPECT_EQ(pipeline.auto_report().starting, "breadth-first");
-    EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
+    EXPECT_EQ(auto_report(pipeline).starting, "breadth-first");
+    EXPECT_EQ(auto_report(pipeline).phase, Phase::kDecided);
   });
 }
 
@@ -197,7 +198,7 @@ TEST(Auto, OptionsThatCannotBeAreRefused) {
               HasSubstr("numbered from 0 without gaps"));
   run_ranks(quick(1), [](World& world) {
     const Pipeline fixed(world, {stage_for(world)}, {.microbatches = 1, .loss = mean_square});
-    EXPECT_THAT(message_of([&] { (void)fixed.auto_report(); }), HasSubstr("only with schedule \"auto\""));
+    EXPECT_THAT(message_of([&] { (void)auto_report(fixed); }), HasSubstr("only with schedule \"auto\""));
   });
 }
 
@@ -212,7 +213,7 @@ TEST(Auto, AFailedStepDoesNotCount) {
     const Tensor x = at::ones({4, 4}).requires_grad_(true);
     int good = 0;
     int failed = 0;
-    while (pipeline.auto_report().phase != Phase::kDecided) {
+    while (auto_report(pipeline).phase != Phase::kDecided) {
       try {
         pipeline.step({x}, {.target = at::ones({4, 4})});
         ++good;
@@ -261,8 +262,8 @@ TEST(Auto, ReplicasDecideAlike) {
     slow_down(pipeline);
     const Tensor x = at::randn({4, 4});
     for (int step = 0; step < kAutoSteps + 1; ++step) pipeline.step({x}, {.target = x});
-    EXPECT_EQ(pipeline.auto_report().phase, Phase::kDecided);
-    said.add(world.world_rank(), pipeline.auto_report().text());
+    EXPECT_EQ(auto_report(pipeline).phase, Phase::kDecided);
+    said.add(world.world_rank(), auto_report(pipeline).text());
   });
   for (int rank = 1; rank < 4; ++rank) EXPECT_EQ(said.of(rank), said.of(0));
 }

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/runtime/auto_schedule.h"
+#include "stagecraft/automatic/automatic.h"
 #include "stagecraft/schedule/schedule.h"
 #include "stagecraft/schedule/timeline.h"
 

@@ -4,21 +4,17 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/runtime/auto_schedule.h"
-#include "stagecraft/runtime/world.h"
-#include "stagecraft/schedule/schedule.h"
-#include "stagecraft/schedule/timeline.h"
+#include "stagecraft/automatic/automatic.h"
+#include "stagecraft/runtime/steering.h"
 
 namespace stagecraft {
 
-/// Says which schedule the next step runs, from what the steps before took:
+/// The steering of "auto":
 ///
 ///   profiling   whole, split, whole, split, ...      recorded; then rank 0 plans, and all get its plan
 ///   comparing   planned, whole, planned, whole, ...  measured; then all keep the faster one
 ///   decided
-///
-/// Every rank of the world has one, and they do the same: all take part in every `after_step`.
-class Autopilot {
+class Autopilot : public Steering {
  public:
   enum Variant : std::uint8_t { kWhole, kSplit, kPlanned };
   static constexpr std::size_t kVariants = 3;
@@ -27,19 +23,16 @@ class Autopilot {
   /// cannot be.
   Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes);
 
-  [[nodiscard]] Variant next() const;
-  /// Compute-only.
-  [[nodiscard]] const Schedule& schedule(Variant variant) const { return schedules_[variant]; }
-  [[nodiscard]] bool is_decided() const { return report_.phase == AutoReport::Phase::kDecided; }
-  /// Whether the next step is to be recorded.
-  [[nodiscard]] bool records() const { return report_.phase == AutoReport::Phase::kProfiling; }
+  [[nodiscard]] std::size_t next() const override { return variant(); }
+  [[nodiscard]] const Schedule& schedule(std::size_t number) const override { return schedules_.at(number); }
+  [[nodiscard]] bool is_decided() const override { return report_.phase == AutoReport::Phase::kDecided; }
+  [[nodiscard]] bool records() const override { return report_.phase == AutoReport::Phase::kProfiling; }
+  /// May plan, which takes a while. When that goes wrong, all ranks keep the schedule they started with.
+  void after_step(const Timeline& timeline, double seconds) override;
   [[nodiscard]] const AutoReport& report() const { return report_; }
 
-  /// After a training step that all ranks have ended well: what it recorded here, and how long it took here. May plan,
-  /// which takes a while. When that goes wrong, all ranks throw, and keep the schedule they started with.
-  void after_step(const Timeline& timeline, double seconds);
-
  private:
+  [[nodiscard]] Variant variant() const;
   [[nodiscard]] bool is_over(int turns) const { return turns >= 2 * (options_.profile_steps + 1); }
   void plan_together();
   void decide_together();
