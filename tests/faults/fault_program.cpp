@@ -102,7 +102,10 @@ int main(int argc, char** argv) {
       });
     }
     const auto x = torch::ones({8, 64});
-    for (int step = 0; step < 1'000'000; ++step) pipeline.step({x}, {.target = x});
+    for (int step = 0; step < 1'000'000; ++step) {
+      pipeline.step({x}, {.target = x});
+      if (step == 0 && world.world_rank().value == 0) std::cerr << "it trains\n" << std::flush;
+    }
   };
   return sc::launch(argc, argv, options, [&](sc::World& world) { say_how_it_ends(world, [&] { train(world); }); });
 }

@@ -117,36 +117,53 @@ class Accidents(unittest.TestCase):
     def places(self, count):
         return [(draw.randrange(RANKS), draw.randrange(100)) for _ in range(count if ALL else 1)]
 
+    def trying(self, attempt, **what):
+        """A busy machine is late, or does not start in time, now and then; a rank at fault is wrong each time."""
+        with self.subTest(**what):
+            for tries_left in (2, 1, 0):
+                try:
+                    return attempt()
+                except AssertionError as error:
+                    if tries_left == 0:
+                        raise
+                    print(f"once more, {what}: {str(error)[:300]}")
+
     def test_a_rank_throws(self):
         for rank, action in self.places(3):
-            with self.subTest(rank=rank, action=action):
+            def attempt(rank=rank, action=action):
                 run = under_mpi("throw", rank, action)
                 self.check(run, rank, "the accident that was asked for", survivors_wait=False)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
+            self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_exits(self):
         for rank, action in self.places(3):
-            with self.subTest(rank=rank, action=action):
+            def attempt(rank=rank, action=action):
                 run = under_mpi("exit", rank, action)
                 self.check(run, rank, f"the process of rank {rank} has ended")
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
+            self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_killed(self):
         for rank, action in self.places(3):
-            with self.subTest(rank=rank, action=action):
+            def attempt(rank=rank, action=action):
                 run = under_mpi("kill", rank, action)
                 self.check(run, rank, lost(rank), may_be_silent=LAUNCHER_KILLS)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
+            self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_killed_while_it_saves(self):
         for rank in [0, draw.randrange(1, RANKS)] if ALL else [draw.randrange(RANKS)]:
             moment = draw.randrange(300)
-            with self.subTest(rank=rank, moment=moment), tempfile.TemporaryDirectory() as folder:
-                path = os.path.join(folder, "model.safetensors")
-                run = under_mpi("kill", rank, moment, more=[path])
-                self.check(run, rank, lost(rank), survivors_wait=False, may_be_silent=LAUNCHER_KILLS)
-                self.assertLess(run.seconds, TIMEOUT + GRACE)
-                self.assert_whole(path)
+
+            def attempt(rank=rank, moment=moment):
+                with tempfile.TemporaryDirectory() as folder:
+                    path = os.path.join(folder, "model.safetensors")
+                    run = under_mpi("kill", rank, moment, more=[path])
+                    self.check(run, rank, lost(rank), survivors_wait=False, may_be_silent=LAUNCHER_KILLS)
+                    self.assertLess(run.seconds, TIMEOUT + GRACE)
+                    self.assert_whole(path)
+            self.trying(attempt, rank=rank, moment=moment)
 
     def assert_whole(self, path):
         """The file is one of those that were saved: all of its numbers are its step."""
@@ -160,42 +177,51 @@ class Accidents(unittest.TestCase):
 
     def test_a_rank_is_stopped(self):
         for rank, action in self.places(2):
-            with self.subTest(rank=rank, action=action):
+            def attempt(rank=rank, action=action):
                 run = under_mpi("stop", rank, action)
                 self.check(run, rank, f"rank {rank} has been silent")
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
+            self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_another_program(self):
-        mark = f"--stagecraft-mark={uuid.uuid4()}"
-        ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
-        run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
-        self.assertTrue(run.ended_in_time, run.output)
-        self.assertNotEqual(run.code, 0)
-        self.assertIn("Do all run this program?", run.output)
-        self.assertEqual(run.orphans, [])
+        def attempt():
+            mark = f"--stagecraft-mark={uuid.uuid4()}"
+            ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
+            run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
+            self.assertTrue(run.ended_in_time, run.output)
+            self.assertNotEqual(run.code, 0)
+            self.assertIn("Do all run this program?", run.output)
+            self.assertEqual(run.orphans, [])
+        self.trying(attempt)
 
     def test_two_pipelines_of_two_ranks(self):
         accidents = (("throw", "the accident that was asked for"), ("kill", "the process of rank {} has ended"), ("stop", "rank {} has been silent"))
-        for fault, text in accidents if ALL else draw.sample(accidents, 1):
+        for fault, text in accidents:
             rank, action = draw.randrange(4), draw.randrange(100)
-            with self.subTest(fault=fault, rank=rank, action=action):
+
+            def attempt(fault=fault, text=text, rank=rank, action=action):
                 run = under_mpi(fault, rank, action, ranks=4, replicas=2)
                 self.check(run, rank, text.format(rank), fault != "throw", fault == "kill" and LAUNCHER_KILLS, ranks=4)
                 self.assertLess(run.seconds, TIMEOUT + GRACE)
+            self.trying(attempt, fault=fault, rank=rank, action=action)
 
     def test_threads(self):
         for rank, action in self.places(3):
-            with self.subTest(rank=rank, action=action):
+            def attempt(rank=rank, action=action):
                 run = Run([PROGRAM, "throw", str(rank), str(action), "5000", str(RANKS)], TIMEOUT + GRACE)
                 self.assertEqual(run.code, 1, run.output)
                 self.assertIn(f"rank {rank}, step", run.output)
                 self.assertIn("the accident that was asked for", run.output)
+            self.trying(attempt, rank=rank, action=action)
 
     def test_threads_of_two_pipelines(self):
         rank, action = draw.randrange(4), draw.randrange(100)
-        run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
-        self.assertEqual(run.code, 1, run.output)
-        self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
+
+        def attempt():
+            run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
+            self.assertEqual(run.code, 1, run.output)
+            self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
+        self.trying(attempt, rank=rank, action=action)
 
 
 class Trial:
@@ -351,14 +377,20 @@ class LostLink(unittest.TestCase):
 
     def test_in_the_middle_of_a_step(self):
         mark = f"--stagecraft-mark={uuid.uuid4()}"
-        seconds_before = 3.0
+        begin = time.monotonic()
+        seconds_before = 0.0
 
-        def cut(_output):
-            time.sleep(seconds_before)
+        def cut(output):
+            """A second after the first step; pread, since the processes write where the file stands."""
+            nonlocal seconds_before
+            while b"it trains" not in os.pread(output.fileno(), 1 << 16, 0) and time.monotonic() - begin < 60:
+                time.sleep(0.05)
+            time.sleep(1)
+            seconds_before = time.monotonic() - begin
             self.far.cut()
 
         command = [*self.launcher, "-n", "2", PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
-        run = Run(command, seconds_before + 2 * TIMEOUT + GRACE, mark, cut)
+        run = Run(command, 2 * TIMEOUT + GRACE, mark, cut)
         self.assertTrue(run.ended_in_time, run.output)
         self.assertNotEqual(run.code, 0, run.output)
         self.assertIn("rank 0: rank 1 has been silent", run.output)
