@@ -271,11 +271,13 @@ if MPIEXEC:
 
 
 class Refuses(TrainCase):
-    TURNS = itertools.count()
+    def setUp(self):
+        super().setUp()
+        self.turns = itertools.count()
 
     def refuse(self, *parts, options=(), **what):
-        """Every third of them, or all: each starts a process that loads LibTorch."""
-        if not ALL and next(self.TURNS) % 3:
+        """The first of each test and every third after it, or all: each starts a process that loads LibTorch."""
+        if not ALL and next(self.turns) % 3:
             return
         done = self.command(*self.arguments(*options, **what))
         self.assert_error(done, UNUSABLE, *parts)

@@ -97,8 +97,14 @@ def lost(rank):
     return rf"the process of rank ({who}) has ended in the middle of the run"
 
 
+class Busy(AssertionError):
+    """The processes did not start within the timeout, or all was well but late."""
+
+
 class Accidents(unittest.TestCase):
     def check(self, run, rank, text, survivors_wait=True, may_be_silent=False, ranks=RANKS):
+        if "MPI has not started" in run.output:
+            raise Busy("MPI has not started within the timeout")
         self.assertTrue(run.ended_in_time, f"still running after {run.seconds:.0f} s:\n{run.output}")
         self.assertNotEqual(run.code, 0, run.output)
         self.assertIn("accident at", run.output)
@@ -118,22 +124,26 @@ class Accidents(unittest.TestCase):
         return [(draw.randrange(RANKS), draw.randrange(100)) for _ in range(count if ALL else 1)]
 
     def trying(self, attempt, **what):
-        """A busy machine is late, or does not start in time, now and then; a rank at fault is wrong each time."""
+        """Again, twice at most, where the machine was too busy; whatever else is wrong is wrong at once."""
         with self.subTest(**what):
             for tries_left in (2, 1, 0):
                 try:
                     return attempt()
-                except AssertionError as error:
+                except Busy as busy:
                     if tries_left == 0:
                         raise
-                    print(f"once more, {what}: {str(error)[:300]}")
+                    print(f"once more, {what}: {busy}")
+
+    def assert_soon(self, run):
+        if run.seconds >= TIMEOUT + GRACE:
+            raise Busy(f"it ended after {run.seconds:.1f} s")
 
     def test_a_rank_throws(self):
         for rank, action in self.places(3):
             def attempt(rank=rank, action=action):
                 run = under_mpi("throw", rank, action)
                 self.check(run, rank, "the accident that was asked for", survivors_wait=False)
-                self.assertLess(run.seconds, TIMEOUT + GRACE)
+                self.assert_soon(run)
             self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_exits(self):
@@ -141,7 +151,7 @@ class Accidents(unittest.TestCase):
             def attempt(rank=rank, action=action):
                 run = under_mpi("exit", rank, action)
                 self.check(run, rank, f"the process of rank {rank} has ended")
-                self.assertLess(run.seconds, TIMEOUT + GRACE)
+                self.assert_soon(run)
             self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_killed(self):
@@ -149,7 +159,7 @@ class Accidents(unittest.TestCase):
             def attempt(rank=rank, action=action):
                 run = under_mpi("kill", rank, action)
                 self.check(run, rank, lost(rank), may_be_silent=LAUNCHER_KILLS)
-                self.assertLess(run.seconds, TIMEOUT + GRACE)
+                self.assert_soon(run)
             self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_killed_while_it_saves(self):
@@ -161,7 +171,7 @@ class Accidents(unittest.TestCase):
                     path = os.path.join(folder, "model.safetensors")
                     run = under_mpi("kill", rank, moment, more=[path])
                     self.check(run, rank, lost(rank), survivors_wait=False, may_be_silent=LAUNCHER_KILLS)
-                    self.assertLess(run.seconds, TIMEOUT + GRACE)
+                    self.assert_soon(run)
                     self.assert_whole(path)
             self.trying(attempt, rank=rank, moment=moment)
 
@@ -180,19 +190,17 @@ class Accidents(unittest.TestCase):
             def attempt(rank=rank, action=action):
                 run = under_mpi("stop", rank, action)
                 self.check(run, rank, f"rank {rank} has been silent")
-                self.assertLess(run.seconds, TIMEOUT + GRACE)
+                self.assert_soon(run)
             self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_another_program(self):
-        def attempt():
-            mark = f"--stagecraft-mark={uuid.uuid4()}"
-            ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
-            run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
-            self.assertTrue(run.ended_in_time, run.output)
-            self.assertNotEqual(run.code, 0)
-            self.assertIn("Do all run this program?", run.output)
-            self.assertEqual(run.orphans, [])
-        self.trying(attempt)
+        mark = f"--stagecraft-mark={uuid.uuid4()}"
+        ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
+        run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
+        self.assertTrue(run.ended_in_time, run.output)
+        self.assertNotEqual(run.code, 0)
+        self.assertIn("Do all run this program?", run.output)
+        self.assertEqual(run.orphans, [])
 
     def test_two_pipelines_of_two_ranks(self):
         accidents = (("throw", "the accident that was asked for"), ("kill", "the process of rank {} has ended"), ("stop", "rank {} has been silent"))
@@ -202,26 +210,22 @@ class Accidents(unittest.TestCase):
             def attempt(fault=fault, text=text, rank=rank, action=action):
                 run = under_mpi(fault, rank, action, ranks=4, replicas=2)
                 self.check(run, rank, text.format(rank), fault != "throw", fault == "kill" and LAUNCHER_KILLS, ranks=4)
-                self.assertLess(run.seconds, TIMEOUT + GRACE)
+                self.assert_soon(run)
             self.trying(attempt, fault=fault, rank=rank, action=action)
 
     def test_threads(self):
         for rank, action in self.places(3):
-            def attempt(rank=rank, action=action):
+            with self.subTest(rank=rank, action=action):
                 run = Run([PROGRAM, "throw", str(rank), str(action), "5000", str(RANKS)], TIMEOUT + GRACE)
                 self.assertEqual(run.code, 1, run.output)
                 self.assertIn(f"rank {rank}, step", run.output)
                 self.assertIn("the accident that was asked for", run.output)
-            self.trying(attempt, rank=rank, action=action)
 
     def test_threads_of_two_pipelines(self):
         rank, action = draw.randrange(4), draw.randrange(100)
-
-        def attempt():
-            run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
-            self.assertEqual(run.code, 1, run.output)
-            self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
-        self.trying(attempt, rank=rank, action=action)
+        run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
+        self.assertEqual(run.code, 1, run.output)
+        self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
 
 
 class Trial:
