@@ -7,7 +7,7 @@ function(stagecraft_mpi_test name launcher ranks program)
   # As root, on fewer cores than ranks, and where processes may not read each other's memory: as in a container. MPI
   # itself leaves memory behind.
   # Every setting is looked at by threads alone.
-  set_tests_properties(${name} PROPERTIES TIMEOUT 120 PROCESSORS 2 ENVIRONMENT_MODIFICATION STAGECRAFT_TEST_ALL=unset:
+  set_tests_properties(${name} PROPERTIES PROCESSORS 2 ENVIRONMENT_MODIFICATION STAGECRAFT_TEST_ALL=unset:
     ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_btl_vader_single_copy_mechanism=none")
 endfunction()
 
@@ -19,7 +19,7 @@ function(stagecraft_more)
 endfunction()
 
 foreach(ranks 1 2 3 4 5)
-  stagecraft_mpi_test(conformance.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} conformance_test --gtest_brief=1)
+  stagecraft_mpi_test(conformance.mpi.${ranks} "${undisturbed};${MPIEXEC_EXECUTABLE}" ${ranks} conformance_test --gtest_brief=1)
 endforeach()
 stagecraft_more(conformance.mpi.1 conformance.mpi.3 conformance.mpi.5)
 
@@ -66,7 +66,7 @@ endfunction()
 # stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
 function(stagecraft_fault_test name launcher program)
   add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_faults.py)
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 RUN_SERIAL ON  # others beside it would make ranks late
+  set_tests_properties(${name} PROPERTIES RUN_SERIAL ON  # others beside it would make ranks late
     ENVIRONMENT "FAULT_PROGRAM=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program};MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
 endfunction()
 

@@ -19,7 +19,7 @@ if(STAGECRAFT_MPICH_INCLUDE MATCHES mpich AND STAGECRAFT_MPICH_LIBRARY AND STAGE
 
   stagecraft_mpich_program(conformance_test_mpich conformance_test)
   foreach(ranks 2 4)
-    stagecraft_mpi_test(conformance.mpich.${ranks} ${STAGECRAFT_MPICH_EXEC} ${ranks} conformance_test_mpich --gtest_brief=1)
+    stagecraft_mpi_test(conformance.mpich.${ranks} "${undisturbed};${STAGECRAFT_MPICH_EXEC}" ${ranks} conformance_test_mpich --gtest_brief=1)
     stagecraft_more(conformance.mpich.${ranks})
   endforeach()
   stagecraft_mpich_program(test_programs_mpich test_programs)

@@ -36,13 +36,14 @@ std::string with_remedy(std::string text) {
 }  // namespace
 
 Executor::Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Wiring& wiring,
-                   int microbatches, ParameterStore& parameters)
+                   int microbatches, ParameterStore& parameters, LossPolicy& losses)
     : world_(world),
       stages_(stages),
       options_(options),
       wiring_(wiring),
       microbatches_(static_cast<std::size_t>(microbatches)),
       parameters_(parameters),
+      losses_(losses),
       flights_(stages.size() * microbatches_) {
   for (const Stage& stage : stages) {
     Place& place = places_.emplace_back();
@@ -54,6 +55,7 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
 
 void Executor::clear() {
   parameters_.cancel();
+  losses_.clear();
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   for (Flight& in : flights_) in = Flight();
@@ -67,7 +69,6 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   program_ = &program;
   inputs_ = &inputs;
   outputs_ = StepOutputs();
-  outputs_.losses.resize(microbatches_);
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
   const at::AutoGradMode mode(inputs.training);
@@ -155,7 +156,7 @@ void Executor::execute(const Instruction& instruction) {
   // A name is made only when a profiler listens.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const double start = record_ ? seconds_now() : 0;
+  const double start = record_ ? world_.transport().now() : 0;
   waited_ = 0;
   bytes_ = 0;
   const auto& handler = handlers_[static_cast<std::size_t>(action.kind())];
@@ -165,7 +166,7 @@ void Executor::execute(const Instruction& instruction) {
   } else {
     perform(instruction);
   }
-  if (record_) timeline_.push_back({action, start, seconds_now(), waited_, bytes_, /*beside=*/false});
+  if (record_) timeline_.push_back({action, start, world_.transport().now(), waited_, bytes_, /*beside=*/false});
 }
 
 void Executor::perform(const Instruction& instruction) {
@@ -217,9 +218,9 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
     throw InvalidArgument(std::string("there is no ") + what +
                           " for it: a handler of the action before it, on this rank, did not call run()");
   }
-  const double begin = record_ ? seconds_now() : 0;
+  const double begin = record_ ? world_.transport().now() : 0;
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
-  if (record_) waited_ += seconds_now() - begin;
+  if (record_) waited_ += world_.transport().now() - begin;
   return message;
 }
 

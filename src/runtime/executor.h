@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "loss_policy.h"
 #include "parameter_store.h"
 #include "program.h"
 #include "stagecraft/autograd/backward.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "step_inputs.h"
 
@@ -18,8 +18,7 @@ namespace stagecraft {
 
 /// What a step leaves on one rank.
 struct StepOutputs {
-  std::vector<at::Tensor> losses;  // by microbatch; undefined where there is none
-  std::vector<Value> outputs;      // by microbatch, of the last stage if kept
+  std::vector<Value> outputs;  // by microbatch, of the last stage if kept
   // Gradients of what the user gave, to be sent on into the user's own graph.
   std::vector<at::Tensor> given;
   std::vector<at::Tensor> given_gradients;
@@ -38,12 +37,12 @@ struct StepOutputs {
 ///
 /// Between neighbours on one rank there is no message: F and B move what they made into the other stage's flight.
 /// Messages carry the boundary between two stages, skip connections included (Wiring). UNSHARD, RESHARD and REDUCE_GRAD
-/// are about a stage, not about a microbatch: ParameterStore.
+/// are about a stage, not about a microbatch: ParameterStore. What a loss counts: LossPolicy.
 class Executor {
  public:
   /// All that it is given outlives it.
   Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Wiring& wiring,
-           int microbatches, ParameterStore& parameters);
+           int microbatches, ParameterStore& parameters, LossPolicy& losses);
 
   /// The program is for the wiring and the microbatches of the constructor. Throws StepError or AbortedError; `clear`
   /// afterwards.
@@ -107,12 +106,9 @@ class Executor {
   Value with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const;
   std::vector<at::Tensor> hand_on(std::uint32_t stage, Flight& in, const Value& output,
                                   const std::vector<at::Tensor>& leaves);
+  void check_rows(const Flight& in, MicrobatchId microbatch) const;
   void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output, std::vector<at::Tensor>& roots);
-  void add_loss(const Place& place, Flight& in, MicrobatchId microbatch, const Value& output,
-                std::vector<at::Tensor>& roots);
   void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
-  [[nodiscard]] at::Tensor checked_loss(const at::Tensor& loss, StageId stage, const char* what) const;
-  at::Tensor seed_for(const at::Tensor& loss, double weight);
   /// At the instruction that runs.
   [[noreturn]] void fail(const std::string& why) const;
 
@@ -122,6 +118,7 @@ class Executor {
   const Wiring& wiring_;
   std::size_t microbatches_;
   ParameterStore& parameters_;
+  LossPolicy& losses_;
   Handlers handlers_;
   bool record_ = false;
   Timeline timeline_;
@@ -131,8 +128,6 @@ class Executor {
   const StepInputs* inputs_ = nullptr;
   const Instruction* current_ = nullptr;  // what runs, for errors
   StepOutputs outputs_;
-  at::Tensor last_seed_;
-  double last_weight_ = 0;
   std::optional<c10::Stream> main_stream_;     // while the first half of an overlap is issued: where the second goes
   std::optional<c10::Stream> overlap_stream_;  // made at the first overlap on a device with streams
   double waited_ = 0;

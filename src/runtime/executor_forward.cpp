@@ -1,10 +1,6 @@
 // A forward: inputs in, the stage's callable, outputs on their way to the next stage, losses.
 
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-
-#include <sstream>
+#include <algorithm>
 
 #include "executor.h"
 #include "stagecraft/core/error.h"
@@ -131,72 +127,26 @@ std::vector<at::Tensor> Executor::hand_on(std::uint32_t stage, Flight& in, const
   return roots;
 }
 
-at::Tensor Executor::checked_loss(const at::Tensor& loss, StageId stage, const char* what) const {
-  if (!loss.defined() || loss.numel() != 1) {
-    std::ostringstream got;
-    if (loss.defined()) {
-      got << "shape " << loss.sizes();
-    } else {
-      got << "nothing";
-    }
-    throw InvalidArgument(std::string("the ") + what + " of stage " + std::to_string(stage.value) +
-                          " must be one number, got " + got.str() + ": reduce it with mean() or sum()");
-  }
-  return loss;
-}
-
-at::Tensor Executor::seed_for(const at::Tensor& loss, double weight) {
-  const bool same = last_seed_.defined() && last_weight_ == weight && last_seed_.sizes() == loss.sizes() &&
-                    last_seed_.scalar_type() == loss.scalar_type() && last_seed_.device() == loss.device();
-  if (!same) {
-    last_seed_ = at::full_like(loss.detach(), weight);
-    last_weight_ = weight;
-  }
-  return last_seed_;
-}
-
-/// A microbatch that does not count gives gradients of zero, as rows that a loss ignores do on one device; what its
-/// loss function would say, such as a mean over nothing, is not asked for.
-void Executor::add_loss(const Place& place, Flight& in, MicrobatchId microbatch, const Value& output,
-                        std::vector<at::Tensor>& roots) {
-  const std::size_t m = microbatch.index();
-  if (in.rows > 0 && !inputs_->target_rows.empty() && inputs_->target_rows[m] != in.rows) {
-    throw InvalidArgument("microbatch " + std::to_string(m) + " has " + std::to_string(in.rows) +
-                          " rows of input, but " + std::to_string(inputs_->target_rows[m]) +
-                          " of target: give step as many rows of each, or set how they are cut (Split::into)");
-  }
-  if (inputs_->weights[m] == 0) {
-    output.for_each_tensor([&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      if (!outputs_.losses[m].defined()) outputs_.losses[m] = at::zeros({}, tensor.options().requires_grad(false));
-      if (!inputs_->training || !tensor.requires_grad()) return;
-      roots.push_back(tensor);
-      in.seeds.push_back(at::zeros_like(tensor.detach()));
-    });
-    return;
-  }
-  const at::Tensor loss =
-      checked_loss(options_.loss(output, inputs_->targets[m], *inputs_->loss_keywords), place.stage, "loss");
-  outputs_.losses[m] = loss.detach();
-  if (!inputs_->training) return;
-  if (!loss.requires_grad()) {
-    throw InvalidArgument("the loss of stage " + std::to_string(place.stage.value) +
-                          " does not depend on any parameter that is trained: make it from the output, without "
-                          "detach() or item(), and do not freeze all parameters");
-  }
-  roots.push_back(loss);
-  in.seeds.push_back(seed_for(loss, inputs_->weights[m] * inputs_->replica_weight));
+void Executor::check_rows(const Flight& in, MicrobatchId microbatch) const {
+  if (in.rows == 0 || inputs_->target_rows.empty()) return;
+  const std::int64_t of_target = inputs_->target_rows[microbatch.index()];
+  if (of_target == in.rows) return;
+  throw InvalidArgument("microbatch " + std::to_string(microbatch.value) + " has " + std::to_string(in.rows) +
+                        " rows of input, but " + std::to_string(of_target) +
+                        " of target: give step as many rows of each, or set how they are cut (Split::into)");
 }
 
 void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output,
                           std::vector<at::Tensor>& roots) {
   const Place& place = places_[stage];
   Flight& in = flight(stage, microbatch);
-  if (place.is_last && options_.loss && !inputs_->targets.empty()) add_loss(place, in, microbatch, output, roots);
-  if (!stages_[stage].options().auxiliary_loss || !inputs_->training) return;
-  const double weight = inputs_->weights[microbatch.index()] * inputs_->replica_weight;
-  roots.push_back(checked_loss(stages_[stage].options().auxiliary_loss(output), place.stage, "auxiliary loss"));
-  in.seeds.push_back(seed_for(roots.back(), weight));
+  if (place.is_last && losses_.has_losses()) {
+    check_rows(in, microbatch);
+    losses_.add_loss(place.stage, microbatch, output, roots, in.seeds);
+  }
+  const auto& auxiliary = stages_[stage].options().auxiliary_loss;
+  if (!auxiliary || !inputs_->training) return;
+  losses_.add_auxiliary_loss(place.stage, microbatch, auxiliary(output), roots, in.seeds);
 }
 
 void Executor::forward(const Instruction& instruction) {

@@ -11,9 +11,9 @@
 
 #include "executor.h"
 #include "handshake.h"
+#include "loss_policy.h"
 #include "program.h"
 #include "replicated_parameters.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/runtime/together.h"
@@ -80,11 +80,13 @@ class Pipeline::Implementation {
       const std::vector<std::string> statements = statements_of_all();
       differences = disagreement(statements);
       if (!differences.empty()) return;
-      shares_loss_weights_ = any_auxiliary_loss(statements);
       parameters_ = std::make_unique<ReplicatedParameters>(world_, stages_, options_, schedule().placement,
                                                            active_->completion_order);
       parameters_->make_equal();
-      executor_.emplace(world_, stages_, options_, *wiring_, schedule().microbatches, *parameters_);
+      const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
+      losses_.emplace(world_, options_, schedule().microbatches,
+                      LossPolicy::Place{has_last(), last, any_auxiliary_loss(statements)});
+      executor_.emplace(world_, stages_, options_, *wiring_, schedule().microbatches, *parameters_, *losses_);
       record_timeline(false);
     });
     if (!differences.empty()) throw InvalidArgument(differences);
@@ -137,6 +139,7 @@ class Pipeline::Implementation {
   std::optional<Wiring> wiring_;
   std::optional<InputSplitter> splitter_;
   std::unique_ptr<ParameterStore> parameters_;
+  std::optional<LossPolicy> losses_;
   std::optional<Executor> executor_;
   std::unique_ptr<Steering> steering_;  // with schedule "auto"
   std::uint64_t steps_ = 0;
@@ -182,6 +185,12 @@ class Pipeline::Implementation {
                             std::to_string(world_.rank().value) + " has " + std::to_string(stages_.size()) +
                             " stages: leave it out where stages are given");
     }
+    const bool is_cut = stages_.front().options().first_layer >= 0;
+    if (options_.split.is_given() && !is_cut) {
+      throw InvalidArgument(
+          "split says how a Sequential is cut, but the stages of this pipeline are given, or from an exported program: "
+          "leave it out");
+    }
     if (options_.bucket_bytes < 1) {
       throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
     }
@@ -212,10 +221,10 @@ class Pipeline::Implementation {
   /// A step as `together`; if it trains and went well, the steering says what the next one runs.
   template <typename Prepare>
   StepResult steered(const Prepare& prepare, const StepOptions& options, bool training) {
-    const double begin = seconds_now();
+    const double begin = world_.transport().now();
     StepResult result = together(prepare, options, training);
     if (!training || !steering_ || steering_->is_decided()) return result;
-    const double seconds = seconds_now() - begin;
+    const double seconds = world_.transport().now() - begin;
     try {
       stagecraft::together(world_, [&] { steering_->after_step(executor_->timeline(), seconds); });
     } catch (...) {
@@ -270,7 +279,7 @@ class Pipeline::Implementation {
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
       inputs.first_microbatch = world_.replica() * schedule().microbatches;
-      if (!inputs.only_shapes) weigh_replicas(inputs);
+      losses_->begin(inputs);
       result = run(inputs, shapes);
     };
     const auto clear = [&] { executor_->clear(); };
@@ -283,41 +292,6 @@ class Pipeline::Implementation {
     }
     if (training) ++steps_;
     return result;
-  }
-
-  /// A mean over all replicas is a weighted mean of their means. Only the rank with the targets knows the weights, and
-  /// needs them, unless other stages have losses of their own.
-  void weigh_replicas(StepInputs& inputs) {
-    const bool training = inputs.training;
-    if (!training && !options_.broadcast_loss) return;
-    if (has_last() && world_.replicas() > 1 && (training || !inputs.targets.empty())) {
-      inputs.replica_weight = replica_weight(inputs.total_weight);
-    }
-    if (!training || !shares_loss_weights_) return;
-    Message message;
-    if (has_last()) message.tensors = {at::tensor(inputs.weights, at::kDouble) * inputs.replica_weight};
-    const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
-    const auto during = world_.pipeline().during("the weights of the losses");
-    const at::Tensor weights = world_.pipeline().broadcast(std::move(message), last.value).tensors.at(0).cpu();
-    if (has_last()) return;
-    inputs.weights.assign(weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel());
-    inputs.replica_weight = 1;  // it is part of them
-  }
-
-  double replica_weight(const std::optional<double>& own) {
-    const int replicas = world_.replicas();
-    if (options_.loss_scale == LossScale::kSum) return replicas;
-    std::ostringstream text;
-    text << std::hexfloat << own.value_or(-1);
-    double total = 0;
-    bool all_know = true;
-    const auto during = world_.peers().during("how much the other replicas count");
-    for (const Message& message : world_.peers().all_gather(Message{{}, text.str()})) {
-      const double weight = std::strtod(message.header.c_str(), nullptr);
-      all_know &= weight >= 0;
-      total += weight;
-    }
-    return all_know && total > 0 ? *own * replicas / total : 1;
   }
 
   StepResult run(const StepInputs& inputs, std::vector<StageShapes>* shapes) {
@@ -339,48 +313,15 @@ class Pipeline::Implementation {
       *shapes = std::move(outputs.shapes);
       return result;
     }
-    const bool has_losses = has_last() && options_.loss && !inputs.targets.empty();
-    if (has_losses) {
-      result.losses = std::move(outputs.losses);
-      result.weights = inputs.weights;
-    }
     if (has_last() && inputs.keep_outputs) result.output = options_.merge_outputs(outputs.outputs);
-    if (options_.broadcast_loss) share_losses(result, inputs.replica_weight / world_.replicas());
+    losses_->end(result);
     return result;
-  }
-
-  /// Those of all replicas, to all ranks. `share`: what the losses of this replica count among them.
-  void share_losses(StepResult& result, double share) {
-    Message own;
-    if (result.has_loss()) own.tensors = {at::stack(result.losses), at::tensor(result.weights, at::kDouble) * share};
-    if (has_last() && world_.replicas() > 1) own = of_all_replicas(std::move(own));
-    const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
-    const auto during = world_.pipeline().during("the losses");
-    const Message shared = world_.pipeline().broadcast(std::move(own), last.value);
-    if (shared.tensors.empty()) return;
-    result.losses = shared.tensors[0].unbind();
-    const at::Tensor weights = shared.tensors[1].cpu();
-    result.weights.assign(weights.const_data_ptr<double>(), weights.const_data_ptr<double>() + weights.numel());
-  }
-
-  Message of_all_replicas(Message own) {
-    std::vector<at::Tensor> losses;
-    std::vector<at::Tensor> weights;
-    const auto during = world_.peers().during("the losses of the other replicas");
-    for (const Message& message : world_.peers().all_gather(std::move(own))) {
-      if (message.tensors.empty()) continue;
-      losses.push_back(message.tensors[0]);
-      weights.push_back(message.tensors[1].cpu());
-    }
-    if (losses.empty()) return {};
-    return {{at::cat(losses), at::cat(weights)}, ""};
   }
 
   std::map<std::size_t, std::optional<Program>> programs_;  // by number; one, unless the schedule is "auto"
   const Program* active_ = nullptr;                         // what training runs
   bool trains_ = false;
-  bool shares_loss_weights_ = false;  // stages without the targets have losses too
-  bool is_recording_ = false;         // as the user wishes
+  bool is_recording_ = false;  // as the user wishes
 };
 
 Pipeline::Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options)

@@ -15,7 +15,8 @@ std::optional<Schedule> ScheduleChoice::given() const {
 }
 
 Placement ScheduleChoice::placement(int ranks, int stages_per_rank) const {
-  if (const std::optional<Schedule> schedule = given()) return schedule->placement;
+  if (own_) return own_->placement;
+  if (is_schedule_file(name_)) return read_schedule(name_).placement;
   if (is_auto()) return auto_placement(ranks, stages_per_rank);
   return make_schedule(name_, {.ranks = ranks, .stages_per_rank = stages_per_rank, .microbatches = 1}).placement;
 }

@@ -95,7 +95,7 @@ void check_options(const SplitOptions& options, std::int64_t layers, int stages)
   }
 }
 
-bool is_given(const SplitOptions& options) { return !options.layers.empty() || !options.cuts.empty(); }
+bool has_sizes(const SplitOptions& options) { return !options.layers.empty() || !options.cuts.empty(); }
 
 /// What is given in so many words.
 Sizes given_sizes(const SplitOptions& options, std::int64_t layers, int stages) {
@@ -174,24 +174,23 @@ std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Te
   return times;
 }
 
-std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world,
-                                      const PipelineOptions& options) {
-  const int stages = placement_in(world, options.schedule, options.stages_per_rank).stages();
+namespace {
+
+/// Of so many stages.
+Sizes sizes_of(const torch::nn::Sequential& model, World& world, const SplitOptions& options, int stages) {
   const auto layers = static_cast<std::int64_t>(model->size());
-  check_options(options.split, layers, stages);
-  if (is_given(options.split)) return given_sizes(options.split, layers, stages);
-  switch (options.split.balance) {
+  check_options(options, layers, stages);
+  if (has_sizes(options)) return given_sizes(options, layers, stages);
+  switch (options.balance) {
     case Balance::kLayers:
       break;
     case Balance::kParameters:
       return balanced_sizes(layer_bytes(model), stages);
     case Balance::kTime:
-      return measured_sizes(model, world, options.split, stages);
+      return measured_sizes(model, world, options, stages);
   }
   return even_sizes(layers, stages);
 }
-
-namespace {
 
 bool is_elsewhere(const torch::nn::Module& module, at::Device device) {
   const auto elsewhere = [&](const at::Tensor& tensor) { return tensor.defined() && tensor.device() != device; };
@@ -203,10 +202,10 @@ bool is_elsewhere(const torch::nn::Module& module, at::Device device) {
 
 /// `layers(begin, count)`: the layers of one stage.
 template <typename Layers>
-std::vector<Stage> stages_of_sizes(World& world, const PipelineOptions& options, const Sizes& sizes,
+std::vector<Stage> stages_of_sizes(World& world, const Placement& placement, const Sizes& sizes,
                                    const std::string& origin, const Layers& layers) {
   std::vector<Stage> stages;
-  for (const StageId stage : stages_here(world, options.schedule, options.stages_per_rank)) {
+  for (const StageId stage : placement.stages_of(world.rank())) {
     const auto at = static_cast<std::ptrdiff_t>(stage.value);
     const std::int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + at, std::int64_t{0});
     torch::nn::Sequential own = layers(begin, sizes[stage.index()]);
@@ -218,14 +217,22 @@ std::vector<Stage> stages_of_sizes(World& world, const PipelineOptions& options,
 
 }  // namespace
 
+std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world,
+                                      const PipelineOptions& options) {
+  return sizes_of(model, world, options.split,
+                  placement_in(world, options.schedule, options.stages_per_rank).stages());
+}
+
 std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const PipelineOptions& options) {
-  const std::vector<std::int64_t> sizes = stage_sizes(model, world, options);
-  return stages_of_sizes(world, options, sizes, origin_of(model, sizes),
+  const Placement placement = placement_in(world, options.schedule, options.stages_per_rank);
+  const Sizes sizes = sizes_of(model, world, options.split, placement.stages());
+  return stages_of_sizes(world, placement, sizes, origin_of(model, sizes),
                          [&](std::int64_t begin, std::int64_t count) { return layers_of(model, begin, count); });
 }
 
 std::vector<Stage> stages_of(const LazyLayers& model, World& world, const PipelineOptions& options) {
-  const int stages = placement_in(world, options.schedule, options.stages_per_rank).stages();
+  const Placement placement = placement_in(world, options.schedule, options.stages_per_rank);
+  const int stages = placement.stages();
   check_options(options.split, model.size(), stages);
   if (options.split.balance != Balance::kLayers) {
     throw InvalidArgument(
@@ -233,9 +240,9 @@ std::vector<Stage> stages_of(const LazyLayers& model, World& world, const Pipeli
         "all: give split.layers or split.cuts, or leave the balance at layers");
   }
   const Sizes sizes =
-      is_given(options.split) ? given_sizes(options.split, model.size(), stages) : even_sizes(model.size(), stages);
+      has_sizes(options.split) ? given_sizes(options.split, model.size(), stages) : even_sizes(model.size(), stages);
   const std::string origin = "LazyLayers of " + std::to_string(model.size()) + " layers cut into " + listed(sizes);
-  return stages_of_sizes(world, options, sizes, origin, [&](std::int64_t begin, std::int64_t count) {
+  return stages_of_sizes(world, placement, sizes, origin, [&](std::int64_t begin, std::int64_t count) {
     const RandomScope random(options.seed, StageId(0), MicrobatchId(0));
     torch::nn::Sequential own;
     for (std::int64_t layer = begin; layer < begin + count; ++layer) {

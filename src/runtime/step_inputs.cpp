@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <numeric>
 
 #include "stagecraft/core/error.h"
@@ -24,10 +23,6 @@ std::int64_t rows_of(const Value& value) {
 }
 
 }  // namespace
-
-LossWeight counted_targets(std::int64_t ignored) {
-  return [ignored](const Value& target) { return (target.tensor() != ignored).sum().item<double>(); };
-}
 
 /// One part per microbatch.
 std::vector<Value> InputSplitter::cut(const Value& value, const Split& how, const std::string& what, Rows& rows) const {
@@ -64,7 +59,7 @@ void InputSplitter::split_batch(StepInputs& inputs, const ValueList& arguments, 
   inputs.targets = cut(options.target, how, "target", rows);
   const std::vector<std::int64_t> sizes = split_sizes(options.target, how, microbatches_, "target");
   if (is_cut_evenly(how)) inputs.target_rows = sizes;
-  weigh(inputs, sizes);
+  inputs.loss_rows = sizes;
 }
 
 void InputSplitter::split_keywords(StepInputs& inputs, const ValueDict& keywords, Rows& rows) const {
@@ -92,41 +87,10 @@ void InputSplitter::take_microbatches(StepInputs& inputs, const std::vector<Valu
   split_keywords(inputs, options.keywords, of_keywords);
   if (!has_last_ || targets.empty()) return;
   inputs.targets = targets;
-  std::vector<std::int64_t> rows;
   for (const Value& target : inputs.targets) {
-    if (const std::int64_t size = rows_of(target); size > 0) rows.push_back(size);
+    if (const std::int64_t size = rows_of(target); size > 0) inputs.loss_rows.push_back(size);
   }
-  if (rows.size() != count) rows.clear();
-  weigh(inputs, rows);
-}
-
-/// A mean over unequal microbatches is a weighted mean of their means.
-void InputSplitter::weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const {
-  const auto count = static_cast<std::size_t>(microbatches_);
-  if (options_.loss_scale == LossScale::kSum) {
-    inputs.weights.assign(count, 1.0);
-    return;
-  }
-  std::vector<double>& weights = inputs.weights;
-  if (options_.loss_weight) {
-    for (const Value& target : inputs.targets) {
-      const double weight = options_.loss_weight(target);
-      if (!(weight >= 0) || std::isinf(weight)) {
-        throw InvalidArgument("loss_weight returned " + std::to_string(weight) + " for microbatch " +
-                              std::to_string(weights.size()) + ": a weight is a number of at least 0");
-      }
-      weights.push_back(weight);
-    }
-  } else {
-    weights.assign(rows.begin(), rows.end());
-  }
-  if (weights.empty()) {
-    weights.assign(count, 1.0 / static_cast<double>(count));
-    return;
-  }
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  inputs.total_weight = total;
-  for (double& weight : weights) weight = total > 0 ? weight / total : 0;
+  if (inputs.loss_rows.size() != count) inputs.loss_rows.clear();
 }
 
 }  // namespace stagecraft

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,10 +16,8 @@ struct StepInputs {
   std::vector<Value> targets;             // by microbatch; empty when there are none
   std::vector<std::int64_t> rows;         // by microbatch, of the arguments; empty if unknown or cut by hand
   std::vector<std::int64_t> target_rows;  // the same of the targets
-  std::vector<double> weights;         // of each microbatch's loss; of a mean they add up to 1, or 0 if nothing counts
-  std::optional<double> total_weight;  // what they added up to before; none if unknown
-  double replica_weight = 1;           // of this replica's losses, 1 on average
-  int first_microbatch = 0;            // number of the first one, counted over all replicas
+  std::vector<std::int64_t> loss_rows;    // of the targets, however they are cut: what a mean loss is taken over
+  int first_microbatch = 0;               // number of the first one, counted over all replicas
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
   bool only_shapes = false;  // on the meta device, without data
@@ -51,7 +48,6 @@ class InputSplitter {
   }
   std::vector<Value> cut(const Value& value, const Split& how, const std::string& what, Rows& rows) const;
   void split_keywords(StepInputs& inputs, const ValueDict& keywords, Rows& rows) const;
-  void weigh(StepInputs& inputs, const std::vector<std::int64_t>& rows) const;
 
   const PipelineOptions& options_;
   int microbatches_;

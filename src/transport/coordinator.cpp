@@ -173,8 +173,8 @@ Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const
       [&] {
         message = channel_.take(from, tag);
         if (message) return true;
-        throw_if_failed();
         std::unique_lock lock(mutex_);
+        throw_if_failed_locked();
         const Failure* in_vain = roll_call_.reason_to_give_up(from);
         if (in_vain == nullptr) return false;
         const Failure reason = *in_vain;
@@ -189,6 +189,10 @@ Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const
 
 void Coordinator::throw_if_failed() const {
   const std::lock_guard lock(mutex_);
+  throw_if_failed_locked();
+}
+
+void Coordinator::throw_if_failed_locked() const {
   const RollCall::Failed* failed = roll_call_.failure();
   if (failed != nullptr) throw AbortedError(failed->failure.message, failed->failure.rank);
 }

@@ -73,6 +73,7 @@ class Coordinator {
   [[nodiscard]] Notice failure_notice(const Failure& failure) const;
   void tell_all(const Notice& notice);
   void throw_if_failed() const;
+  void throw_if_failed_locked() const;
   [[noreturn]] void throw_in_vain(const Failure& reason, const Wait& wait) const;
 
   Channel& channel_;

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 BIN = os.path.abspath(os.environ["STAGECRAFT_BIN"])
-TIMEOUT = 60
+TIMEOUT = 300
 
 OK, REFUSED, UNUSABLE = 0, 1, 2
 

@@ -13,14 +13,13 @@
 #include "stagecraft/transport/message_group.h"
 #include "support/message_of.h"
 #include "support/mpi_world.h"
+#include "support/patience.h"
 
 /// The transports under test. A new one adds a line to `fabrics`.
 namespace stagecraft::conformance {
 
 using namespace std::chrono_literals;
 using testing::HasSubstr;
-
-inline constexpr Timeout kLong = 20s;
 
 /// Starts the ranks of one kind of transport and runs `program` on each.
 using Runner = std::function<void(int ranks, const std::function<void(Transport&)>& program)>;
@@ -78,7 +77,7 @@ inline Tag tag(int microbatch, MessageKind kind = MessageKind::kForward) {
 }
 
 inline at::Tensor pattern(std::int64_t size, at::ScalarType type, std::int64_t seed) {
-  return (at::arange(size, at::kLong) * 7 + seed).remainder(100).to(type);
+  return (at::arange(size, at::kPatience) * 7 + seed).remainder(100).to(type);
 }
 
 /// Tests for so many ranks, with any transport.
@@ -95,7 +94,7 @@ using RulesForFour = Rules<4>;
 inline std::optional<Failure> settle_when_all_have_come(Transport& transport) {
   for (int i = 0; i < 20; ++i) {
     try {
-      return transport.settle(kLong);
+      return transport.settle(kPatience);
     } catch (const AbortedError&) {
       continue;
     }

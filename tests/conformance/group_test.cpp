@@ -15,9 +15,9 @@ class Groups : public testing::TestWithParam<GroupCase> {
     fabric.run(ranks, [&](Transport& transport) {
       std::vector<RankId> all;
       for (int r = 0; r < transport.ranks(); ++r) all.emplace_back(r);
-      MessageGroup group(transport, all, transport.new_group_id(), kLong);
+      MessageGroup group(transport, all, transport.new_group_id(), kPatience);
       program(transport, group);
-      EXPECT_FALSE(transport.settle(kLong).has_value());
+      EXPECT_FALSE(transport.settle(kPatience).has_value());
     });
   }
 };
@@ -31,10 +31,10 @@ at::Tensor expected_reduction(const std::vector<at::Tensor>& all, Reduction redu
 
 TEST_P(Groups, ReduceWhatAllHave) {
   run([](Transport&, Group& group) {
-    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kPatience}) {
       for (const std::int64_t size : {0, 1, 2, 7, 30'000}) {
         for (const Reduction reduction : {Reduction::kSum, Reduction::kMean, Reduction::kMax}) {
-          if (type == at::kLong && reduction == Reduction::kMean) continue;
+          if (type == at::kPatience && reduction == Reduction::kMean) continue;
           std::vector<at::Tensor> all;
           for (int r = 0; r < group.size(); ++r) all.push_back(pattern(size, type, 13 * r));
           const at::Tensor expected = expected_reduction(all, reduction);
@@ -143,7 +143,7 @@ TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
     // Also a world cut into two groups that know nothing of each other.
     std::vector<RankId> alike;
     for (int r = transport.rank().value % 2; r < transport.ranks(); r += 2) alike.emplace_back(r);
-    MessageGroup half(transport, alike, transport.new_group_id(), kLong);
+    MessageGroup half(transport, alike, transport.new_group_id(), kPatience);
     std::thread beside([&] {
       for (int i = 0; i < 50; ++i) {
         const at::Tensor one = at::ones({1000});
@@ -162,7 +162,7 @@ TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
 
 TEST_P(Groups, ASingleRankNeedsNobody) {
   run([](Transport& transport, Group&) {
-    MessageGroup alone(transport, {transport.rank()}, 0, kLong);
+    MessageGroup alone(transport, {transport.rank()}, 0, kPatience);
     const at::Tensor tensor = at::ones({3});
     alone.all_reduce(tensor, Reduction::kMean);
     EXPECT_TRUE(at::equal(alone.reduce_scatter(alone.all_gather(tensor)), at::ones({3})));
@@ -173,11 +173,11 @@ TEST_P(Groups, ASingleRankNeedsNobody) {
 TEST_P(Groups, MistakesAreNamed) {
   run([](Transport& transport, Group& group) {
     const RankId own = transport.rank();
-    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, own}, 0, kLong); }), HasSubstr("twice"));
-    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, RankId(77)}, 0, kLong); }), HasSubstr("names rank 77"));
-    EXPECT_THAT(message_of([&] { MessageGroup(transport, {}, 0, kLong); }), HasSubstr("without itself"));
+    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, own}, 0, kPatience); }), HasSubstr("twice"));
+    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, RankId(77)}, 0, kPatience); }), HasSubstr("names rank 77"));
+    EXPECT_THAT(message_of([&] { MessageGroup(transport, {}, 0, kPatience); }), HasSubstr("without itself"));
     EXPECT_THAT(message_of([&] { group.broadcast({}, 99); }), HasSubstr("no member 99"));
-    EXPECT_THAT(message_of([&] { group.all_reduce(at::ones({2}, at::kLong), Reduction::kMean); }),
+    EXPECT_THAT(message_of([&] { group.all_reduce(at::ones({2}, at::kPatience), Reduction::kMean); }),
                 HasSubstr("floating point"));
     EXPECT_THAT(message_of([&] { group.reduce_scatter(at::ones({})); }), HasSubstr("equal parts"));
     EXPECT_THAT(message_of([&] { group.all_gather(at::ones({})); }), HasSubstr("dimension 0"));
@@ -186,24 +186,24 @@ TEST_P(Groups, MistakesAreNamed) {
 
 TEST_P(RulesForTwo, AGroupSaysWhichRanksDoNotAgreeAboutATensor) {
   run([](Transport& transport) {
-    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kPatience);
     const at::Tensor own = at::ones({transport.rank() == RankId(0) ? 4 : 6});
     const std::string message = message_of([&] { group.broadcast_into(own, 0); });
     transport.abort({transport.rank(), "done"});
     if (transport.rank() == RankId(1)) {
       EXPECT_THAT(message, HasSubstr("rank 0 has Float [4], rank 1 has Float [6]"));
     }
-    EXPECT_TRUE(transport.settle(kLong).has_value());
+    EXPECT_TRUE(transport.settle(kPatience).has_value());
   });
 }
 
 TEST_P(RulesForFour, AGroupWorksAgainAfterAFailureInTheMiddleOfACollective) {
   run([](Transport& transport) {
-    MessageGroup group(transport, {RankId(3), RankId(1), RankId(0), RankId(2)}, transport.new_group_id(), kLong);
+    MessageGroup group(transport, {RankId(3), RankId(1), RankId(0), RankId(2)}, transport.new_group_id(), kPatience);
     for (int round = 0; round < 3; ++round) {
       const at::Tensor one = at::ones({100});
       group.all_reduce(one);
-      EXPECT_FALSE(transport.settle(kLong).has_value());
+      EXPECT_FALSE(transport.settle(kPatience).has_value());
       if (transport.rank() == RankId(1)) {
         transport.abort({RankId(1), "something broke"});
       } else {
@@ -212,11 +212,11 @@ TEST_P(RulesForFour, AGroupWorksAgainAfterAFailureInTheMiddleOfACollective) {
                     }),
                     HasSubstr("something broke"));
       }
-      EXPECT_TRUE(transport.settle(kLong).has_value());
+      EXPECT_TRUE(transport.settle(kPatience).has_value());
       const at::Tensor again = at::full({100}, transport.rank().value);
       group.all_reduce(again);
       EXPECT_TRUE((again == 6).all().item<bool>());
-      EXPECT_FALSE(transport.settle(kLong).has_value());
+      EXPECT_FALSE(transport.settle(kPatience).has_value());
     }
   });
 }

@@ -19,8 +19,8 @@ at::Tensor numbers(at::IntArrayRef sizes, int seed, at::ScalarType type = at::kF
 }
 
 at::Tensor sparse_numbers(int seed) {
-  const at::Tensor rows = at::tensor({3, 0, 3}, at::kLong);  // the same place twice: not coalesced
-  const at::Tensor columns = at::tensor({1, 2, 1}, at::kLong);
+  const at::Tensor rows = at::tensor({3, 0, 3}, at::kPatience);  // the same place twice: not coalesced
+  const at::Tensor columns = at::tensor({1, 2, 1}, at::kPatience);
   return at::sparse_coo_tensor(at::stack({rows, columns}), numbers({3, 2}, seed), {5, 4, 2});
 }
 
@@ -96,7 +96,7 @@ TEST_P(RulesForTwo, TensorsOfEveryKindArriveAsTheyWere) {
       const bool can_want = own.is_floating_point() || own.is_complex();
       transport.send(peer, tag(static_cast<int>(k)),
                      {{own.detach(), own.detach().set_requires_grad(can_want), at::Tensor()}, "kinds"});
-      const Message got = transport.receive(peer, tag(static_cast<int>(k)), kLong);
+      const Message got = transport.receive(peer, tag(static_cast<int>(k)), kPatience);
       const at::Tensor expected = kinds[k].make(seed + peer.value);
       ASSERT_EQ(got.tensors.size(), 3U) << kinds[k].name;
       expect_alike(got.tensors[0], expected, kinds[k].name);
@@ -104,7 +104,7 @@ TEST_P(RulesForTwo, TensorsOfEveryKindArriveAsTheyWere) {
       EXPECT_FALSE(got.tensors[2].defined()) << kinds[k].name;
       EXPECT_EQ(got.header, "kinds");
     }
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
@@ -113,9 +113,9 @@ TEST_P(RulesForTwo, MemoryInTheOrderOfChannelsStaysSo) {
     const RankId peer(1 - transport.rank().value);
     const at::Tensor images = at::ones({2, 3, 50, 40}).contiguous(at::MemoryFormat::ChannelsLast);
     transport.send(peer, tag(0), {{images}, ""});
-    const at::Tensor got = transport.receive(peer, tag(0), kLong).tensors[0];
+    const at::Tensor got = transport.receive(peer, tag(0), kPatience).tensors[0];
     EXPECT_TRUE(got.is_contiguous(at::MemoryFormat::ChannelsLast));
-    transport.settle(kLong);
+    transport.settle(kPatience);
   });
 }
 
@@ -123,11 +123,11 @@ TEST_P(RulesForTwo, TensorsWithoutMemoryArriveWithTheirShapes) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
     transport.send(peer, tag(0), {{at::empty({300, 200}, at::device(at::kMeta).dtype(at::kHalf))}, ""});
-    const at::Tensor got = transport.receive(peer, tag(0), kLong).tensors[0];
+    const at::Tensor got = transport.receive(peer, tag(0), kPatience).tensors[0];
     EXPECT_TRUE(got.is_meta());
     EXPECT_EQ(got.sizes(), (std::vector<std::int64_t>{300, 200}));
     EXPECT_EQ(got.scalar_type(), at::kHalf);
-    transport.settle(kLong);
+    transport.settle(kPatience);
   });
 }
 
@@ -144,14 +144,14 @@ TEST_P(RulesForTwo, TensorsThatCannotTravelAreRefusedAlike) {
                   transport.send(peer, tag(0), {{nested}, ""});
                 }),
                 HasSubstr("a nested tensor (Float) cannot be sent to another rank: send its parts as a list"));
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
 TEST_P(RulesForTwo, CollectivesTakeTensorsOfEveryKind) {
   run([](Transport& transport) {
     const int me = transport.rank().value;
-    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kLong);
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kPatience);
     const auto kinds = kinds_of_tensors();
     for (std::size_t k = 0; k < kinds.size(); ++k) {
       const std::string& name = kinds[k].name;
@@ -186,7 +186,7 @@ TEST_P(RulesForTwo, CollectivesTakeTensorsOfEveryKind) {
                 }),
                 HasSubstr("give it a clone"));
     EXPECT_THAT(message_of([&] { group.all_reduce(sparse_numbers(0)); }), HasSubstr("give its to_dense()"));
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 

@@ -39,21 +39,21 @@ TEST_P(Exchange, EveryoneToEveryoneInAnyOrder) {
                      {{pattern(size, type, me * 1000 + peer * 10 + m), at::Tensor()}, "from " + std::to_string(me)});
     }
     for (const auto& [peer, m] : receives) {
-      const Message message = transport.receive(RankId(peer), tag(m), kLong);
+      const Message message = transport.receive(RankId(peer), tag(m), kPatience);
       ASSERT_EQ(message.tensors.size(), 2U);
       EXPECT_TRUE(at::equal(message.tensors[0], pattern(size, type, peer * 1000 + me * 10 + m)));
       EXPECT_EQ(message.tensors[0].scalar_type(), type);
       EXPECT_FALSE(message.tensors[1].defined()) << "a place that holds nothing arrived as something";
       EXPECT_EQ(message.header, "from " + std::to_string(peer));
     }
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, Exchange,
                          testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()),
                                           testing::Values(0, 1, 17, 70'000),
-                                          testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16,
+                                          testing::Values(at::kFloat, at::kDouble, at::kPatience, at::kBFloat16,
                                                           at::kBool)),
                          [](const auto& test) {
                            return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) +
@@ -70,10 +70,10 @@ TEST_P(RulesForTwo, TagsKeepMessagesApart) {
       }
     }
     for (int m = 2; m >= 0; --m) {
-      EXPECT_EQ(transport.receive(peer, tag(m, MessageKind::kBackward), kLong).tensors[0].item<int>(), m + 10);
-      EXPECT_EQ(transport.receive(peer, tag(m, MessageKind::kForward), kLong).tensors[0].item<int>(), m);
+      EXPECT_EQ(transport.receive(peer, tag(m, MessageKind::kBackward), kPatience).tensors[0].item<int>(), m + 10);
+      EXPECT_EQ(transport.receive(peer, tag(m, MessageKind::kForward), kPatience).tensors[0].item<int>(), m);
     }
-    transport.settle(kLong);
+    transport.settle(kPatience);
   });
 }
 
@@ -81,8 +81,8 @@ TEST_P(RulesForTwo, SendingDoesNotWaitForTheReceiver) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
     for (int m = 0; m < 50; ++m) transport.send(peer, tag(m), {{at::ones({1000})}, ""});
-    for (int m = 0; m < 50; ++m) transport.receive(peer, tag(m), kLong);
-    transport.settle(kLong);
+    for (int m = 0; m < 50; ++m) transport.receive(peer, tag(m), kPatience);
+    transport.settle(kPatience);
   });
 }
 
@@ -90,11 +90,11 @@ TEST_P(RulesForTwo, WantedGradientsTravelWithTheTensor) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
     transport.send(peer, tag(0), {{at::ones({2}).requires_grad_(true), at::ones({2})}, ""});
-    const Message message = transport.receive(peer, tag(0), kLong);
+    const Message message = transport.receive(peer, tag(0), kPatience);
     EXPECT_TRUE(message.tensors[0].requires_grad());
     EXPECT_TRUE(message.tensors[0].is_leaf());
     EXPECT_FALSE(message.tensors[1].requires_grad());
-    transport.settle(kLong);
+    transport.settle(kPatience);
   });
 }
 
@@ -106,8 +106,8 @@ TEST_P(RulesForTwo, ASentTensorIsReleasedOnceItIsReceived) {
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));
     transport.send(peer, tag(0), {{std::move(tensor)}, ""});
     tensor = at::Tensor();
-    transport.receive(peer, tag(0), kLong);
-    transport.settle(kLong);
+    transport.receive(peer, tag(0), kPatience);
+    transport.settle(kPatience);
     EXPECT_TRUE(storage.expired());
   });
 }
@@ -121,7 +121,7 @@ TEST_P(RulesForTwo, AWaitThatTakesTooLongSaysForWhat) {
           HasSubstr("rank 0 waited 100 ms for the activation of microbatch 4 from stage 0 to stage 1 from rank 1"));
       EXPECT_GE(std::chrono::steady_clock::now() - begin, 100ms);
     }
-    EXPECT_FALSE(transport.settle(kLong).has_value()) << "a timeout alone is not a failure of the transport";
+    EXPECT_FALSE(transport.settle(kPatience).has_value()) << "a timeout alone is not a failure of the transport";
   });
 }
 
@@ -134,21 +134,21 @@ TEST_P(RulesForFour, AbortEndsAllWaitingAndTheNextStepWorks) {
         transport.abort({RankId(2), "something broke"});
       } else {
         try {
-          transport.receive(RankId(2), tag(0), kLong);
+          transport.receive(RankId(2), tag(0), kPatience);
           ADD_FAILURE() << "a message came that was never sent";
         } catch (const AbortedError& error) {
           EXPECT_STREQ(error.what(), "something broke");
           EXPECT_EQ(error.peer(), RankId(2));
         }
       }
-      const auto failure = transport.settle(kLong);
+      const auto failure = transport.settle(kPatience);
       ASSERT_TRUE(failure.has_value());
       EXPECT_EQ(failure->rank, RankId(2));
       // As new: what was sent before is gone, what is sent now arrives.
       const RankId next((transport.rank().value + 1) % 4), previous((transport.rank().value + 3) % 4);
       transport.send(next, tag(0), {{at::full({1}, transport.rank().value)}, ""});
-      EXPECT_EQ(transport.receive(previous, tag(0), kLong).tensors[0].item<int>(), previous.value);
-      EXPECT_FALSE(transport.settle(kLong).has_value());
+      EXPECT_EQ(transport.receive(previous, tag(0), kPatience).tensors[0].item<int>(), previous.value);
+      EXPECT_FALSE(transport.settle(kPatience).has_value());
     }
   });
 }
@@ -161,11 +161,11 @@ TEST_P(RulesForTwo, AMessageMayBeLargerThanTwoGigabytes) {
       for (const std::int64_t at : {std::int64_t{0}, kSize / 2, kSize - 1}) large[at] = at % 251;
       transport.send(RankId(1), tag(0), {{std::move(large)}, ""});
     } else {
-      const at::Tensor large = transport.receive(RankId(0), tag(0), kLong).tensors[0];
+      const at::Tensor large = transport.receive(RankId(0), tag(0), kPatience).tensors[0];
       ASSERT_EQ(large.numel(), kSize);
       for (const std::int64_t at : {std::int64_t{0}, kSize / 2, kSize - 1}) EXPECT_EQ(large[at].item<int>(), at % 251);
     }
-    transport.settle(kLong);
+    transport.settle(kPatience);
   });
 }
 
@@ -198,18 +198,18 @@ TEST_P(RulesForTwo, ARankWithoutRoomForAMessageSaysSoAndTheNextStepWorks) {
       } else if (processes() > 0) {
         const MemoryLimit limit(std::uint64_t{150} << 20);
         if (is_posted) transport.post_receive(RankId(0), tag(0));
-        const std::string said = message_of([&] { transport.receive(RankId(0), tag(0), kLong); });
+        const std::string said = message_of([&] { transport.receive(RankId(0), tag(0), kPatience); });
         EXPECT_THAT(said, HasSubstr("rank 1 is out of memory: it has no room for 314572800 bytes (Char [314572800]) of "
                                     "the activation of microbatch 0 from stage 0 to stage 1 from rank 0"));
         transport.abort({RankId(1), said});
       }
       // What there was no room for is dropped in small pieces.
-      EXPECT_EQ(transport.settle(kLong).has_value(), processes() > 0);
+      EXPECT_EQ(transport.settle(kPatience).has_value(), processes() > 0);
       const RankId peer(1 - transport.rank().value);
       transport.send(peer, tag(1), {{at::ones({30'000})}, ""});
-      EXPECT_TRUE(at::equal(transport.receive(peer, tag(1), kLong).tensors[0], at::ones({30'000})));
-      if (processes() == 0 && transport.rank() == RankId(1)) transport.receive(RankId(0), tag(0), kLong);
-      EXPECT_FALSE(transport.settle(kLong).has_value());
+      EXPECT_TRUE(at::equal(transport.receive(peer, tag(1), kPatience).tensors[0], at::ones({30'000})));
+      if (processes() == 0 && transport.rank() == RankId(1)) transport.receive(RankId(0), tag(0), kPatience);
+      EXPECT_FALSE(transport.settle(kPatience).has_value());
     }
   });
 }
@@ -218,7 +218,7 @@ TEST_P(RulesForTwo, ARankWithoutRoomForAMessageSaysSoAndTheNextStepWorks) {
 TEST_P(RulesForTwo, ThereIsNoSuchRank) {
   run([](Transport& transport) {
     EXPECT_THAT(message_of([&] { transport.send(RankId(2), tag(0), {}); }), HasSubstr("ranks 0 to 1"));
-    transport.settle(kLong);
+    transport.settle(kPatience);
   });
 }
 

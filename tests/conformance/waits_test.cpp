@@ -13,7 +13,7 @@ TEST_P(RulesForThree, SettlingWaitsForAllAndSaysWhoIsMissing) {
       EXPECT_THAT(message_of([&] { transport.settle(100ms); }),
                   HasSubstr("for the end of the step on rank 1, which does not wait for any rank"));
     }
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
@@ -36,7 +36,7 @@ TEST_P(RulesForFour, ASlowRankIsNamedByAllThatWaitForEachOther) {
         EXPECT_THAT(error.what(), HasSubstr("rank 2, which does not wait for any rank"));
       }
       // The slow rank has had the whole timeout already: it is not given another one to come to the end of the step.
-      EXPECT_THAT(message_of([&] { transport.settle(kLong); }), HasSubstr("look at what rank 2 does"));
+      EXPECT_THAT(message_of([&] { transport.settle(kPatience); }), HasSubstr("look at what rank 2 does"));
       EXPECT_LT(std::chrono::steady_clock::now() - begin, 1300ms);
     }
     // By and by it comes, and all are together again.
@@ -45,8 +45,8 @@ TEST_P(RulesForFour, ASlowRankIsNamedByAllThatWaitForEachOther) {
     EXPECT_THAT(failure->message, HasSubstr("look at what rank 2 does"));
     transport.send(next, tag(0), {{at::full({1}, rank.value)}, ""});
     const RankId previous((rank.value + 3) % 4);
-    EXPECT_EQ(transport.receive(previous, tag(0), kLong).tensors[0].item<int>(), previous.value);
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_EQ(transport.receive(previous, tag(0), kPatience).tensors[0].item<int>(), previous.value);
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
@@ -55,7 +55,7 @@ TEST_P(RulesForTwo, RanksThatWaitForEachOtherAreToldSo) {
     const RankId peer(1 - transport.rank().value);
     const std::string said = message_of([&] { transport.receive(peer, tag(0), 200ms); });
     EXPECT_THAT(said, HasSubstr("which waits for others that wait for it"));
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
@@ -73,7 +73,7 @@ TEST_P(RulesForTwo, AThreadBesideTheMainOneDoesNotHideThatARankIsSlow) {
       // Now that its main thread has nothing to do, the other one counts.
       group.barrier();
     }
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 
@@ -92,7 +92,7 @@ TEST_P(RulesForTwo, ARankThatRestsWaitsForWhatItsOtherThreadsWaitFor) {
                   HasSubstr("which waits for others that wait for it"));
       group.barrier();
     }
-    EXPECT_FALSE(transport.settle(kLong).has_value());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 

@@ -12,6 +12,7 @@
 #include "stagecraft/automatic/automatic.h"
 #include "support/every_setting.h"
 #include "support/mpi_world.h"
+#include "support/patience.h"
 #include "support/schedule_names.h"
 
 namespace stagecraft::equivalence {
@@ -54,14 +55,14 @@ at::Tensor square_loss(const at::Tensor& output, const at::Tensor& target) { ret
 
 void run_everywhere(int ranks, int replicas, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), device(), MpiEnvironment::kTimeout, replicas);
+    World world(MpiEnvironment::transport(), device(), kPatience, replicas);
     return program(world);
   }
   run_ranks({.ranks = ranks,
              .replicas = replicas,
              .threads_per_rank = 1,
              .device = [](RankId) { return device(); },
-             .timeout = std::chrono::seconds(30)},
+             .timeout = kPatience},
             program);
 }
 

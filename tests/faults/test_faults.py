@@ -16,11 +16,15 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import unittest
 import uuid
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+from undisturbed import NotStarted, undisturbed  # noqa: E402
 
 PROGRAM = os.environ["FAULT_PROGRAM"]
 MPIEXEC = os.environ["MPIEXEC"].split()
@@ -97,14 +101,10 @@ def lost(rank):
     return rf"the process of rank ({who}) has ended in the middle of the run"
 
 
-class Busy(AssertionError):
-    """The processes did not start within the timeout, or all was well but late."""
-
-
 class Accidents(unittest.TestCase):
     def check(self, run, rank, text, survivors_wait=True, may_be_silent=False, ranks=RANKS):
         if "MPI has not started" in run.output:
-            raise Busy("MPI has not started within the timeout")
+            raise NotStarted("MPI has not started within the timeout")
         self.assertTrue(run.ended_in_time, f"still running after {run.seconds:.0f} s:\n{run.output}")
         self.assertNotEqual(run.code, 0, run.output)
         self.assertIn("accident at", run.output)
@@ -124,19 +124,11 @@ class Accidents(unittest.TestCase):
         return [(draw.randrange(RANKS), draw.randrange(100)) for _ in range(count if ALL else 1)]
 
     def trying(self, attempt, **what):
-        """Again, twice at most, where the machine was too busy; whatever else is wrong is wrong at once."""
         with self.subTest(**what):
-            for tries_left in (2, 1, 0):
-                try:
-                    return attempt()
-                except Busy as busy:
-                    if tries_left == 0:
-                        raise
-                    print(f"once more, {what}: {busy}")
+            undisturbed(attempt, f"{self.id()} {what}")
 
     def assert_soon(self, run):
-        if run.seconds >= TIMEOUT + GRACE:
-            raise Busy(f"it ended after {run.seconds:.1f} s")
+        self.assertLess(run.seconds, TIMEOUT + GRACE)
 
     def test_a_rank_throws(self):
         for rank, action in self.places(3):
@@ -194,6 +186,9 @@ class Accidents(unittest.TestCase):
             self.trying(attempt, rank=rank, action=action)
 
     def test_a_rank_is_another_program(self):
+        self.trying(self.run_another_program)
+
+    def run_another_program(self):
         mark = f"--stagecraft-mark={uuid.uuid4()}"
         ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
         run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
@@ -215,17 +210,21 @@ class Accidents(unittest.TestCase):
 
     def test_threads(self):
         for rank, action in self.places(3):
-            with self.subTest(rank=rank, action=action):
+            def attempt(rank=rank, action=action):
                 run = Run([PROGRAM, "throw", str(rank), str(action), "5000", str(RANKS)], TIMEOUT + GRACE)
                 self.assertEqual(run.code, 1, run.output)
                 self.assertIn(f"rank {rank}, step", run.output)
                 self.assertIn("the accident that was asked for", run.output)
+            self.trying(attempt, rank=rank, action=action)
 
     def test_threads_of_two_pipelines(self):
         rank, action = draw.randrange(4), draw.randrange(100)
-        run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
-        self.assertEqual(run.code, 1, run.output)
-        self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
+
+        def attempt():
+            run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
+            self.assertEqual(run.code, 1, run.output)
+            self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
+        self.trying(attempt, rank=rank, action=action)
 
 
 class Trial:
@@ -267,10 +266,6 @@ class Trial:
         process.stdout.close()
         self.output = "\n".join(f"{when - begin:7.2f} s  {line}" for when, line in self.lines)
 
-    def has_started(self):
-        """A machine that is too busy to start processes within the timeout says nothing about accidents."""
-        return "MPI has not started" not in self.output
-
     def said(self, rank):
         return [(when, line) for when, line in self.lines if line.startswith(f"rank {rank}: ")]
 
@@ -305,16 +300,13 @@ class Trials(unittest.TestCase):
         for number in range(TRIALS) if only is None else [int(only)]:
             trial = Trial(number)
             with self.subTest(trial=number, seed=SEED, what=str(trial)):
-                trial.run()
-                for _ in range(5):
-                    if not trial.has_started():
-                        time.sleep(2)
-                        trial.run()
-                for _ in range(2):  # a busy machine is late now and then, ranks that wait too long are late each time
-                    if trial.late():
-                        print(f"trial {number} once more: {trial.late()}")
-                        trial.run()
-                self.assertEqual(trial.faults() + trial.late(), [], f"\nFAULT_SEED={SEED} STAGECRAFT_FAULT_TRIAL={number}: {trial}\n{trial.output}")
+                undisturbed(lambda trial=trial, number=number: self.attempt(trial, number), f"trial {number} of FAULT_SEED={SEED}")
+
+    def attempt(self, trial, number):
+        trial.run()
+        if "MPI has not started" in trial.output:
+            raise NotStarted("MPI has not started within the timeout")
+        self.assertEqual(trial.faults() + trial.late(), [], f"\nFAULT_SEED={SEED} STAGECRAFT_FAULT_TRIAL={number}: {trial}\n{trial.output}")
 
 
 class Host:
@@ -336,6 +328,9 @@ class Host:
 
     def cut(self):
         ip("-n", self.name, "link", "set", self.link, "down")
+
+    def mend(self):
+        ip("-n", self.name, "link", "set", self.link, "up")
 
     def remove(self):
         """The launcher's own daemon on a host that it has lost stays there."""
@@ -380,6 +375,10 @@ class LostLink(unittest.TestCase):
             self.launcher += ["--mca", name, value]
 
     def test_in_the_middle_of_a_step(self):
+        undisturbed(self.cut_a_link, self.id())
+
+    def cut_a_link(self):
+        self.far.mend()
         mark = f"--stagecraft-mark={uuid.uuid4()}"
         begin = time.monotonic()
         seconds_before = 0.0

@@ -10,7 +10,7 @@ import subprocess
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("STAGECRAFT_BIN", str(REPOSITORY / "build" / "bin" / "stagecraft"))
 PROCESSES = 2
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 300
 
 _pool = concurrent.futures.ThreadPoolExecutor(PROCESSES)
 

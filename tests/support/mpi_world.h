@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "stagecraft/transport/mpi.h"
+#include "support/patience.h"
 
 /// A test program under mpirun: one MPI world for all its tests, which each of them must leave as new. Tensors arrive
 /// on STAGECRAFT_TEST_DEVICE, or on the CPU.
@@ -24,12 +25,10 @@ inline int processes() {
 
 class MpiEnvironment : public testing::Environment {
  public:
-  static constexpr Timeout kTimeout = std::chrono::seconds(30);
-
   void SetUp() override {
     if (processes() == 0) return;
     at::set_num_threads(1);
-    process_.emplace(kTimeout);
+    process_.emplace(kPatience);
     const char* device = std::getenv("STAGECRAFT_TEST_DEVICE");
     transport() = process_->connect(device != nullptr ? std::optional(at::Device(device)) : std::nullopt, {});
   }

@@ -94,6 +94,11 @@ struct SplitOptions {
   /// To measure with: an input of the model, such as a microbatch, where its parameters are. Only the first rank needs
   /// it.
   at::Tensor sample = {};
+
+  /// Whether it says anything.
+  [[nodiscard]] bool is_given() const {
+    return balance != Balance::kLayers || !layers.empty() || !cuts.empty() || sample.defined();
+  }
 };
 
 struct PipelineOptions {
@@ -136,7 +141,7 @@ struct PipelineOptions {
   std::int64_t bucket_bytes = 16 << 20;
   /// With schedule "auto".
   AutoOptions automatic = {};
-  /// How a Sequential is cut into stages.
+  /// How a Sequential is cut into stages. Refused where there is none.
   SplitOptions split = {};
 };
 

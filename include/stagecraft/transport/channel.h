@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "stagecraft/core/clock.h"
 #include "stagecraft/core/comm_model.h"
 #include "stagecraft/transport/group.h"
 #include "stagecraft/transport/message.h"
@@ -50,6 +51,8 @@ class Channel {
   [[nodiscard]] virtual int ranks() const = 0;
   /// What it needs of a schedule.
   [[nodiscard]] virtual CommModel model() const = 0;
+  /// The clock that this rank's actions are timed with, in seconds. A channel that simulates a network has its own.
+  [[nodiscard]] virtual double now() const { return seconds_now(); }
 
   /// Starts sending and returns at once, whether or not the receiver is there. The tensors are released when they are
   /// sent; nobody changes them in place before. `step` is the sender's, for `end_step`.

@@ -25,6 +25,8 @@ class Transport {
   [[nodiscard]] int ranks() const { return channel_->ranks(); }
   /// What it needs of a schedule.
   [[nodiscard]] CommModel model() const { return channel_->model(); }
+  /// The clock that this rank's actions are timed with, in seconds.
+  [[nodiscard]] double now() const { return channel_->now(); }
 
   /// See Channel. They throw TransportError for a rank that does not exist.
   void send(RankId to, const Tag& tag, Message message);

@@ -26,13 +26,13 @@ struct Layout {
 
 inline void run_on(const Layout& layout, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), at::kCPU, MpiEnvironment::kTimeout, layout.replicas);
+    World world(MpiEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
     return program(world);
   }
   run_ranks({.ranks = layout.ranks,
              .replicas = layout.replicas,
              .threads_per_rank = 1,
-             .timeout = std::chrono::seconds(120)},  // a rank may wait for another that starts Python
+             .timeout = kPatience},  // a rank may wait for another that starts Python
             program);
 }
 

@@ -1,6 +1,7 @@
 // What run_ranks sets up on a rank's thread.
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 
 #include <array>
 
@@ -74,6 +75,15 @@ TEST(Launch, RanksAsThreadsComputeWithOneDnn) {
   ASSERT_TRUE(at::globalContext().userEnabledMkldnn()) << "nothing here has switched it off";
   EXPECT_EQ(occurrences(errors_of([](World&) {}), "oneDNN"), 0);
   EXPECT_TRUE(at::globalContext().userEnabledMkldnn()) << "it was made safe too late";
+}
+
+TEST(Launch, ARankScopeEndsWithTheThreadsThatItFound) {
+  const int before = at::get_num_threads();
+  {
+    const RankScope scope(at::kCPU, before + 1);
+    EXPECT_EQ(at::get_num_threads(), before + 1);
+  }
+  EXPECT_EQ(at::get_num_threads(), before);
 }
 
 TEST(Launch, AWorldOfYourOwnIsFoundByItsName) {

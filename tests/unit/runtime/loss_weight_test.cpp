@@ -54,7 +54,7 @@ TEST(LossWeight, AnyNumberOfMicrobatchesAndReplicasGivesTheWholeBatch) {
       for (const int microbatches : {1, 2, 3, 4}) {
         for (const char* schedule : {"1F1B", "ZB-H1"}) {
           SCOPED_TRACE(std::to_string(replicas) + " replicas, " + std::to_string(microbatches) + " microbatches");
-          run_ranks({.ranks = 2, .replicas = replicas, .threads_per_rank = 1, .timeout = std::chrono::seconds(20)},
+          run_ranks({.ranks = 2, .replicas = replicas, .threads_per_rank = 1, .timeout = kPatience},
                     [&, loss = loss, &gradients = gradients](World& world) {
                       const Tensor weight = make_weights()[world.rank().index()];
                       Pipeline pipeline(world, {linear_stage(world.rank().value, weight)},
@@ -78,7 +78,7 @@ TEST(LossWeight, AuxiliaryLossesOfStagesWithoutTargetsAreWeightedAlike) {
   const Batch batch{.target = at::tensor(kSomeIgnored)};
   const auto [loss, gradients] = whole(batch, /*with_auxiliary=*/true);
   for (const int replicas : {1, 2}) {
-    run_ranks({.ranks = 2, .replicas = replicas, .threads_per_rank = 1, .timeout = std::chrono::seconds(20)},
+    run_ranks({.ranks = 2, .replicas = replicas, .threads_per_rank = 1, .timeout = kPatience},
               [&, &gradients = gradients](World& world) {
                 const Tensor weight = make_weights()[world.rank().index()];
                 StageOptions options;

@@ -5,6 +5,7 @@
 
 #include "stagecraft/sim/liveness.h"
 #include "stagecraft/stagecraft.h"
+#include "support/patience.h"
 #include "support/schedule_names.h"
 
 namespace stagecraft {
@@ -40,7 +41,7 @@ TEST_P(LiveBytes, NeverExceedTheSchedulesOwnBound) {
   for (const int ranks : {1, 2, 4}) {
     for (const int microbatches : {2, 8, 12}) {
       SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " microbatches");
-      run_ranks({.ranks = ranks, .timeout = std::chrono::seconds(30)}, [&](World& world) {
+      run_ranks({.ranks = ranks, .timeout = kPatience}, [&](World& world) {
         Ledger ledger;
         std::vector<Stage> stages;
         for (const StageId stage : stages_here(world, GetParam())) {
@@ -75,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, LiveBytes, testing::ValuesIn(training_schedu
 TEST(LiveBytes, OfMessagesDoNotGrowWithTheMicrobatches) {
   // 1F1B over two ranks: however many microbatches there are, at most two activations wait for the second rank.
   for (const int microbatches : {4, 32}) {
-    run_ranks({.ranks = 2, .timeout = std::chrono::seconds(30)}, [&](World& world) {
+    run_ranks({.ranks = 2, .timeout = kPatience}, [&](World& world) {
       Ledger received;
       Pipeline pipeline(world,
                         {Stage(world.rank().value,

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "pipeline_testing.h"
+#include "support/simulated_time.h"
 
 namespace stagecraft {
 namespace {
@@ -244,7 +245,7 @@ TEST(PipelineErrors, AnExceptionOfAnyType) {
 TEST(PipelineErrors, TheFirstStepMayFailWhileOthersStillMakeThePipeline) {
   // Replicas get their weights from replica 0, which does not wait for them.
   std::atomic<int> failures = 0;
-  run_ranks({.ranks = 1, .replicas = 3, .timeout = std::chrono::seconds(20)}, [&](World& world) {
+  run_ranks({.ranks = 1, .replicas = 3, .timeout = kPatience}, [&](World& world) {
     bool fail = true;
     const Tensor weight = at::randn({300, 300}).set_requires_grad(true);
     Stage stage(
@@ -431,25 +432,6 @@ TEST(PipelineErrors, ALossThatIsNotOneNumber) {
   });
 }
 
-TEST(PipelineErrors, AWaitThatTakesTooLongSaysWhatItWaitedFor) {
-  Sayings sayings;
-  run_ranks({.ranks = 2, .timeout = std::chrono::milliseconds(300)}, [&](World& world) {
-    auto module = layer();
-    Stage stage = make_stage(world.rank().value, module.ptr(), [&, module](const StageCall& call) mutable -> Value {
-      if (world.is_first() && call.microbatch == MicrobatchId(1)) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(800));
-      }
-      return module->forward(call.tensor(0));
-    });
-    Pipeline pipeline(world, {std::move(stage)}, {.schedule = "GPipe", .microbatches = 2, .loss = mean_square});
-    const Tensor x = at::randn({4, 4});
-    sayings.add(world.rank(), message_of([&] { pipeline.step({x}, {.target = x}); }));
-  });
-  EXPECT_THAT(sayings.of(1), HasSubstr("waited 300 ms for the activation of microbatch 1 from stage 0 to stage 1 from "
-                                       "rank 0"));
-  EXPECT_THAT(sayings.of(1), HasSubstr("1F1"));
-}
-
 TEST(PipelineErrors, ARankThatLeavesTakesTheOthersAlong) {
   EXPECT_THAT(message_of([] {
                 run_ranks(quick(3), [](World& world) {
@@ -461,6 +443,53 @@ TEST(PipelineErrors, ARankThatLeavesTakesTheOthersAlong) {
                 });
               }),
               HasSubstr("rank 1 gives up"));
+}
+
+TEST(PipelineErrors, HowToCutASequentialIsRefusedWhereStagesAreGiven) {
+  run_ranks(quick(1), [](World& world) {
+    const auto with = [&](const SplitOptions& split) {
+      return message_of([&] {
+        Pipeline(world, {stage_for(world)}, {.microbatches = 1, .loss = mean_square, .split = split});
+      });
+    };
+    EXPECT_THAT(with({.layers = {2}}), HasSubstr("split says how a Sequential is cut, but the stages of this pipeline"));
+    EXPECT_THAT(with({.balance = Balance::kParameters}), HasSubstr("leave it out"));
+    EXPECT_EQ(with({}), "nothing was thrown");
+  });
+}
+
+/// A transport that matches messages by their order.
+class InOrderChannel : public SimulatedTimeChannel {
+ public:
+  using SimulatedTimeChannel::SimulatedTimeChannel;
+  [[nodiscard]] CommModel model() const override { return CommModel::kInOrder; }
+};
+
+TEST(PipelineErrors, AScheduleIsVerifiedForTheMessagesOfItsTransport) {
+  const Schedule crossed =
+      Schedule::from_rows(parse_csv("0F0,0F1,0SEND_F0,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n"));
+  const auto said = [&](const auto& channel_of) {
+    LocalFabric fabric(2);
+    SimulatedClocks clocks(2);
+    Sayings sayings;
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 2; ++r) {
+      threads.emplace_back([&, r] {
+        World world(std::make_shared<Transport>(channel_of(fabric.channel(RankId(r)), clocks)), at::kCPU, kPatience);
+        sayings.add(RankId(r), message_of([&] { Pipeline(world, {stage_for(world)}, {.schedule = crossed}); }));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(sayings.of(0), sayings.of(1));
+    return sayings.of(0);
+  };
+  EXPECT_EQ(said([](auto below, auto& clocks) {
+              return std::make_unique<SimulatedTimeChannel>(std::move(below), clocks);
+            }),
+            "nothing was thrown");
+  EXPECT_THAT(
+      said([](auto below, auto& clocks) { return std::make_unique<InOrderChannel>(std::move(below), clocks); }),
+      HasSubstr("in_order"));
 }
 
 }  // namespace

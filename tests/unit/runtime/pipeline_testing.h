@@ -10,6 +10,7 @@
 
 #include "stagecraft/stagecraft.h"
 #include "support/message_of.h"
+#include "support/patience.h"
 
 /// What the tests of the pipeline share.
 namespace stagecraft::pipeline_testing {
@@ -40,7 +41,7 @@ inline void expect_close(const Tensor& got, const Tensor& expected) {
   EXPECT_LT((got - expected).abs().max().item<double>(), 1e-13);
 }
 
-inline LaunchOptions quick(int ranks) { return {.ranks = ranks, .timeout = std::chrono::seconds(20)}; }
+inline LaunchOptions quick(int ranks) { return {.ranks = ranks, .timeout = kPatience}; }
 
 /// What each rank said.
 class Sayings {

@@ -11,7 +11,7 @@ namespace {
 using namespace pipeline_testing;
 
 LaunchOptions replicas(int count, int ranks = 1) {
-  return {.ranks = ranks, .replicas = count, .threads_per_rank = 1, .timeout = std::chrono::seconds(20)};
+  return {.ranks = ranks, .replicas = count, .threads_per_rank = 1, .timeout = kPatience};
 }
 
 at::Tensor weight(double seed) { return numbers({4, 4}, seed).set_requires_grad(true); }
@@ -251,7 +251,7 @@ TEST(Replicas, RanksThatCountThemDifferentlyAreRefused) {
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
-      World world(fabric.connect(RankId(r)), at::kCPU, std::chrono::seconds(20), r + 1);
+      World world(fabric.connect(RankId(r)), at::kCPU, kPatience, r + 1);
       const at::Tensor w = weight(0);
       said[static_cast<std::size_t>(r)] = message_of([&] { Pipeline(world, {linear(0, w)}, {.microbatches = 1}); });
     });

@@ -109,5 +109,24 @@ TEST(SlowRank, WhoseReplicasWaitForItIsNamedByAllAndTheAverageToo) {
   EXPECT_THAT(ranks.sayings.of(2), HasSubstr("average of the gradients of stage 1"));
 }
 
+TEST(SlowRank, WhoWaitsForItSaysWhatFor) {
+  Sayings sayings;
+  run_ranks({.ranks = 2, .timeout = std::chrono::milliseconds(300)}, [&](World& world) {
+    auto module = layer();
+    Stage stage = make_stage(world.rank().value, module.ptr(), [&, module](const StageCall& call) mutable -> Value {
+      if (world.is_first() && call.microbatch == MicrobatchId(1)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(800));
+      }
+      return module->forward(call.tensor(0));
+    });
+    Pipeline pipeline(world, {std::move(stage)}, {.schedule = "GPipe", .microbatches = 2, .loss = mean_square});
+    const Tensor x = at::randn({4, 4});
+    sayings.add(world.rank(), message_of([&] { pipeline.step({x}, {.target = x}); }));
+  });
+  EXPECT_THAT(sayings.of(1), HasSubstr("waited 300 ms for the activation of microbatch 1 from stage 0 to stage 1 from "
+                                       "rank 0"));
+  EXPECT_THAT(sayings.of(1), HasSubstr("1F1"));
+}
+
 }  // namespace
 }  // namespace stagecraft

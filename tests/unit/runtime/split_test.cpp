@@ -178,5 +178,45 @@ TEST(Split, LazyLayersAreMadeWhereTheyAreNeededAndAlikeOnAnyRanks) {
   EXPECT_FALSE(whole[0].equal(whole[1]));
 }
 
+TEST(Split, LazyLayersDropOutAndResumeAlikeInAnyLayout) {
+  const std::string path = testing::TempDir() + "lazy_layers.safetensors";
+  const Tensor x = at::randn({8, 4}), y = at::randn({8, 4});
+  /// The losses of two steps, after those of the file if there is one.
+  const auto losses_on = [&](int ranks, int replicas, bool resume) {
+    std::vector<double> losses;
+    run_ranks({.ranks = ranks, .replicas = replicas, .threads_per_rank = 1, .timeout = kPatience}, [&](World& world) {
+      LazyLayers model;
+      for (int layer = 0; layer < 3; ++layer) {
+        model.add([] { return nn::Linear(4, 4); }).add([] { return nn::Dropout(0.5); });
+      }
+      Pipeline pipeline(
+          world, model,
+          {.microbatches = 4 / replicas, .loss = mean_square, .broadcast_loss = true, .seed = resume ? 1U : 9U});
+      torch::optim::SGD optimizer(pipeline.parameters(), 0.1);
+      // Its seed makes other weights, which the file replaces.
+      if (resume) load_checkpoint(world, pipeline, path);
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        const StepResult result = pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
+        optimizer.step();
+        if (world.world_rank().value == 0) losses.push_back(result.loss());
+      }
+      if (!resume) save_checkpoint(world, pipeline, path);
+    });
+    return losses;
+  };
+  const std::vector<double> first = losses_on(1, 1, false);
+  EXPECT_NE(first[0], first[1]);
+  for (const auto& [ranks, replicas] : std::vector<std::pair<int, int>>{{3, 1}, {2, 2}, {1, 2}}) {
+    const std::vector<double> other = losses_on(ranks, replicas, false);
+    for (std::size_t step = 0; step < 2; ++step) EXPECT_NEAR(other[step], first[step], 1e-6) << ranks << replicas;
+  }
+  const std::vector<double> resumed = losses_on(1, 1, true);
+  for (const auto& [ranks, replicas] : std::vector<std::pair<int, int>>{{3, 1}, {2, 2}, {1, 2}}) {
+    const std::vector<double> other = losses_on(ranks, replicas, true);
+    for (std::size_t step = 0; step < 2; ++step) EXPECT_NEAR(other[step], resumed[step], 1e-6) << ranks << replicas;
+  }
+}
+
 }  // namespace
 }  // namespace stagecraft
