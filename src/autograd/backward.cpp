@@ -86,8 +86,11 @@ BackwardPlanner::BackwardPlanner(BackwardPlanner&&) noexcept = default;
 BackwardPlanner& BackwardPlanner::operator=(BackwardPlanner&&) noexcept = default;
 int BackwardPlanner::times_learnt() const { return plan_->times_learnt; }
 
-Backward::Backward(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs)
-    : state_(State::kPending), inputs_(inputs.begin(), inputs.end()) {
+void Backward::reset(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs) {
+  state_ = State::kPending;
+  inputs_.assign(inputs.begin(), inputs.end());
+  root_gradients_.clear();
+  roots_.clear();
   roots_.reserve(outputs.size());
   for (const at::Tensor& output : outputs) roots_.push_back(edge_of(output));
 }
@@ -105,15 +108,22 @@ void Backward::require_pending(const std::vector<at::Tensor>& gradients) const {
 
 std::vector<at::Tensor> Backward::full(const std::vector<at::Tensor>& gradients) {
   require_pending(gradients);
-  edge_list roots;
-  variable_list arriving;
-  for (std::size_t i = 0; i < roots_.size(); ++i) {
-    if (!roots_[i].is_valid() || !gradients[i].defined()) continue;
-    roots.push_back(std::move(roots_[i]));
-    arriving.push_back(gradients[i]);
+  const auto counts = [&](std::size_t i) { return roots_[i].is_valid() && gradients[i].defined(); };
+  std::size_t counting = 0;
+  for (std::size_t i = 0; i < roots_.size(); ++i) counting += counts(i) ? 1 : 0;
+  if (counting == roots_.size()) {
+    accumulate(roots_, gradients);
+  } else {
+    edge_list roots;
+    variable_list arriving;
+    for (std::size_t i = 0; i < roots_.size(); ++i) {
+      if (!counts(i)) continue;
+      roots.push_back(roots_[i]);
+      arriving.push_back(gradients[i]);
+    }
+    accumulate(roots, arriving);
   }
   roots_.clear();
-  accumulate(roots, arriving);
   std::vector<at::Tensor> result;
   result.reserve(inputs_.size());
   for (const at::Tensor& input : inputs_) {

@@ -9,7 +9,6 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/schedule/table.h"
-#include "stagecraft/stage/packing.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
@@ -59,6 +58,9 @@ void Executor::clear() {
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   for (Flight& in : flights_) in = Flight();
+  leaves_.clear();
+  roots_.clear();
+  arriving_.clear();
   outputs_ = StepOutputs();
   program_ = nullptr;
   inputs_ = nullptr;
@@ -197,17 +199,15 @@ void Executor::perform(const Instruction& instruction) {
 
 void Executor::send(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
-  const bool forward = instruction.action.kind() == ActionKind::kSendForward;
-  ValueList values;
-  if (forward) {
-    values = std::move(in.outgoing);
-    values.emplace_back(in.rows);
+  Message message;
+  if (instruction.action.kind() == ActionKind::kSendForward) {
+    in.outgoing.emplace_back(in.rows);
+    message = places_[instruction.stage].packer.pack(in.outgoing);
     in.outgoing.clear();
   } else {
-    for (const auto& gradients : in.gradients_out) values.emplace_back(ValueList(gradients.begin(), gradients.end()));
+    message.tensors = std::move(in.gradients_out);  // the receiver knows what it has sent, so it needs no form
     in.gradients_out.clear();
   }
-  Message message = pack(values);
   if (record_) bytes_ = bytes_of(message);
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }

@@ -12,6 +12,7 @@
 #include "program.h"
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
+#include "stagecraft/stage/packing.h"
 #include "step_inputs.h"
 
 namespace stagecraft {
@@ -66,10 +67,11 @@ class Executor {
     std::int64_t rows = 0;  // of the user's input that the microbatch was made from; 0 if unknown
     ValueList incoming;     // what crossed the boundary before the stage
     ValueList outgoing;     // what is to cross the one after it
-    // Per item, per tensor of the item.
-    std::vector<std::vector<at::Tensor>> gradients_in;
-    std::vector<std::vector<at::Tensor>> gradients_out;
-    std::vector<std::uint32_t> tensors_before;  // how many tensors each item before the stage has
+    // For the tensors of all items after the stage, and before it, one after the other.
+    std::vector<at::Tensor> gradients_in;
+    std::vector<at::Tensor> gradients_out;
+    std::vector<std::uint32_t> tensors_after;   // how many tensors each item after the stage has
+    std::vector<std::uint32_t> tensors_before;  // the same before it
     std::vector<std::int32_t> leaves;           // per item before: where its tensors are among the inputs; -1: nowhere
     std::vector<at::Tensor> given;              // inputs of the user's that need a gradient
     std::vector<at::Tensor> seeds;              // gradients of the losses, which stand behind the outputs
@@ -82,6 +84,7 @@ class Executor {
     bool is_first;
     bool is_last;
     BackwardPlanner planner;
+    Packer packer;  // of what crosses to the next stage
   };
 
   Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
@@ -102,12 +105,11 @@ class Executor {
   void await_input(const Instruction& instruction);
   void await_gradient(const Instruction& instruction);
   Message receive(const Instruction& instruction, const char* what);
-  ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves);
-  Value with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const;
-  std::vector<at::Tensor> hand_on(std::uint32_t stage, Flight& in, const Value& output,
-                                  const std::vector<at::Tensor>& leaves);
+  ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch);
+  Value with_leaves_for_given(const Value& value, Flight& in);
+  void hand_on(std::uint32_t stage, Flight& in, const Value& output);
   void check_rows(const Flight& in, MicrobatchId microbatch) const;
-  void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output, std::vector<at::Tensor>& roots);
+  void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output);
   void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
   /// At the instruction that runs.
   [[noreturn]] void fail(const std::string& why) const;
@@ -128,6 +130,10 @@ class Executor {
   const StepInputs* inputs_ = nullptr;
   const Instruction* current_ = nullptr;  // what runs, for errors
   StepOutputs outputs_;
+  // Of the forward or backward that runs; empty in between, and kept for their memory.
+  std::vector<at::Tensor> leaves_;    // what the backward gives gradients to
+  std::vector<at::Tensor> roots_;     // what gradients come for
+  std::vector<at::Tensor> arriving_;  // these gradients
   std::optional<c10::Stream> main_stream_;     // while the first half of an overlap is issued: where the second goes
   std::optional<c10::Stream> overlap_stream_;  // made at the first overlap on a device with streams
   double waited_ = 0;

@@ -2,17 +2,22 @@
 
 #include <ATen/ATen.h>
 
+#include <numeric>
+
 #include "executor.h"
-#include "stagecraft/stage/packing.h"
+#include "stagecraft/core/error.h"
 
 namespace stagecraft {
 
 void Executor::await_gradient(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (in.has_gradient || places_[instruction.stage].is_last) return;
-  for (const Value& item : unpack(receive(instruction, "gradient"))) {
-    auto& gradients = in.gradients_in.emplace_back();
-    item.for_each_tensor([&](const at::Tensor& tensor) { gradients.push_back(tensor); });
+  in.gradients_in = receive(instruction, "gradient").tensors;
+  const std::size_t expected = std::accumulate(in.tensors_after.begin(), in.tensors_after.end(), std::size_t{0});
+  if (in.gradients_in.size() != expected) {
+    throw TransportError("a message of gradients has " + std::to_string(in.gradients_in.size()) + " tensors, but " +
+                             std::to_string(expected) + " were sent forward: one comes back for each",
+                         instruction.peer);
   }
   in.has_gradient = true;
 }
@@ -28,21 +33,26 @@ void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<
   }
   if (place.is_first) return;
   const auto& relayed = wiring_.relayed(place.stage);
-  in.gradients_out.assign(in.tensors_before.size(), {});
+  const auto total = std::accumulate(in.tensors_before.begin(), in.tensors_before.end(), std::size_t{0});
+  in.gradients_out.clear();
+  in.gradients_out.reserve(total);
   for (std::size_t item = 0; item < in.tensors_before.size(); ++item) {
-    auto& back = in.gradients_out[item];
-    back.resize(in.tensors_before[item]);
+    const std::size_t end = in.gradients_out.size() + in.tensors_before[item];
     if (in.leaves[item] >= 0) {
-      for (std::size_t k = 0; k < back.size(); ++k) {
-        back[k] = std::move(gradients[static_cast<std::size_t>(in.leaves[item]) + k]);
-      }
+      const auto first = gradients.begin() + in.leaves[item];
+      std::move(first, first + in.tensors_before[item], std::back_inserter(in.gradients_out));
+      continue;
     }
-    if (in.leaves[item] >= 0) continue;
     // A value that only went on to later stages comes back with their gradients.
-    for (std::size_t after = 0; after < relayed.size(); ++after) {
-      if (relayed[after] != static_cast<int>(item) || after >= in.gradients_in.size()) continue;
-      for (std::size_t k = 0; k < back.size(); ++k) back[k] = std::move(in.gradients_in[after][k]);
+    auto first = in.gradients_in.begin();
+    for (std::size_t after = 0; after < in.tensors_after.size() && !in.gradients_in.empty(); ++after) {
+      if (relayed[after] == static_cast<int>(item)) {
+        std::move(first, first + in.tensors_after[after], std::back_inserter(in.gradients_out));
+        break;
+      }
+      first += in.tensors_after[after];
     }
+    in.gradients_out.resize(end);  // or it ends here
   }
 }
 
@@ -51,18 +61,22 @@ void Executor::backward(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   Place& place = places_[instruction.stage];
   const StageOptions& options = stages_[instruction.stage].options();
-  std::vector<at::Tensor> arriving;
   const auto& relayed = wiring_.relayed(place.stage);
-  for (std::size_t item = 0; item < in.gradients_in.size(); ++item) {
-    if (relayed[item] >= 0 && in.leaves[static_cast<std::size_t>(relayed[item])] < 0) continue;
-    arriving.insert(arriving.end(), in.gradients_in[item].begin(), in.gradients_in[item].end());
+  auto first = in.gradients_in.begin();
+  arriving_.clear();
+  for (std::size_t item = 0; item < in.tensors_after.size(); ++item) {
+    const auto end = first + in.tensors_after[item];
+    const bool only_passes = relayed[item] >= 0 && in.leaves[static_cast<std::size_t>(relayed[item])] < 0;
+    if (!only_passes) arriving_.insert(arriving_.end(), first, end);
+    first = end;
   }
-  arriving.insert(arriving.end(), in.seeds.begin(), in.seeds.end());
+  arriving_.insert(arriving_.end(), in.seeds.begin(), in.seeds.end());
 
   const bool whole = instruction.action.kind() == ActionKind::kBackward;
   const bool at_once = whole || options.full_backward || options.deferred_weights;
   std::vector<at::Tensor> gradients =
-      at_once ? in.backward.full(arriving) : in.backward.input_part(arriving, place.planner);
+      at_once ? in.backward.full(arriving_) : in.backward.input_part(arriving_, place.planner);
+  arriving_.clear();
   if (options.deferred_weights) in.weights = options.deferred_weights();
   pass_gradients_back(instruction.stage, in, gradients);
   in.gradients_in.clear();
@@ -73,7 +87,7 @@ void Executor::backward(const Instruction& instruction) {
   if (whole && in.weights) std::exchange(in.weights, nullptr)();
   if (instruction.next != Instruction::kNobody) {
     Flight& next = flight(instruction.next, instruction.action.microbatch());
-    next.gradients_in = std::move(in.gradients_out);
+    std::swap(next.gradients_in, in.gradients_out);
     next.has_gradient = true;
     in.gradients_out.clear();
   }

@@ -4,7 +4,6 @@
 
 #include "executor.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/stage/packing.h"
 #include "stagecraft/stage/random.h"
 #include "stagecraft/stage/stand_ins.h"
 
@@ -34,25 +33,25 @@ bool any_needs_gradient(const Value& value) {
 void Executor::await_input(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (in.has_input || places_[instruction.stage].is_first) return;
-  in.incoming = unpack(receive(instruction, "input"));
+  in.incoming.clear();
+  unpack(receive(instruction, "input"), in.incoming);
   in.rows = in.incoming.back().integer();
   in.incoming.pop_back();
   in.has_input = true;
 }
 
-Value Executor::with_leaves_for_given(const Value& value, Flight& in, std::vector<at::Tensor>& leaves) const {
+Value Executor::with_leaves_for_given(const Value& value, Flight& in) {
   if (!inputs_->training || !any_needs_gradient(value)) return value;
   return value.map_tensors([&](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.requires_grad()) return tensor;
     in.given.push_back(tensor);
-    leaves.push_back(as_leaf(tensor, true));
-    return leaves.back();
+    leaves_.push_back(as_leaf(tensor, true));
+    return leaves_.back();
   });
 }
 
-/// `leaves` gets what the backward gives gradients to: the tensors of the items that the stage takes, then those of the
-/// user's that need a gradient.
-ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves) {
+/// `leaves_` gets the tensors of the items that the stage takes, then those of the user's that need a gradient.
+ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatch) {
   Flight& in = flight(stage, microbatch);
   const Place& place = places_[stage];
   ValueList arguments;
@@ -60,7 +59,7 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   if (place.is_first) {
     if (!inputs_->rows.empty()) in.rows = inputs_->rows[microbatch.index()];
     for (const Value& argument : inputs_->arguments[microbatch.index()]) {
-      const Value given = with_leaves_for_given(argument, in, leaves);
+      const Value given = with_leaves_for_given(argument, in);
       arguments.push_back(copies ? copied(given) : given);
     }
     return arguments;
@@ -69,62 +68,69 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   in.tensors_before.clear();
   for (const Value& item : in.incoming) in.tensors_before.push_back(static_cast<std::uint32_t>(item.count_tensors()));
   in.leaves.assign(in.incoming.size(), -1);
-  const auto take = [&](std::size_t item, bool gradient) -> Value {
-    if (!gradient) {
-      const Value apart = in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
-      return copies ? copied(apart) : apart;
-    }
-    if (in.leaves[item] < 0) {
-      in.leaves[item] = static_cast<std::int32_t>(leaves.size());
-      in.incoming[item].for_each_tensor([&](const at::Tensor& tensor) { leaves.push_back(tensor); });
-    }
-    return copies ? copied(in.incoming[item]) : in.incoming[item];
+  const auto make_leaf = [&](std::size_t item) {
+    if (in.leaves[item] >= 0) return;
+    in.leaves[item] = static_cast<std::int32_t>(leaves_.size());
+    in.incoming[item].for_each_tensor([&](const at::Tensor& tensor) { leaves_.push_back(tensor); });
   };
-  if (!wired.empty()) {
-    for (const auto& argument : wired)
-      arguments.push_back(take(static_cast<std::size_t>(argument.item), argument.gradient));
-    return arguments;
+  for (const auto& argument : wired) {
+    const auto item = static_cast<std::size_t>(argument.item);
+    if (argument.gradient) make_leaf(item);
+    const Value taken =
+        argument.gradient ? in.incoming[item]
+                          : in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
+    arguments.push_back(copies ? copied(taken) : taken);
   }
-  // All that the stage before returned is one item, the list of the arguments.
+  if (!wired.empty()) return arguments;
+  // All that the stage before returned is one item, the list of the arguments. It goes no further than this stage.
   const auto& items = wiring_.after(place.stage - 1);
   const auto all = std::find(items.begin(), items.end(), Wiring::Item{place.stage.value - 1, Wiring::kAll});
-  return take(static_cast<std::size_t>(all - items.begin()), true).list();
+  const auto item = static_cast<std::size_t>(all - items.begin());
+  make_leaf(item);
+  return as_arguments(copies ? copied(in.incoming[item]) : std::move(in.incoming[item]));
 }
 
-/// Puts what crosses the next boundary into the flight, and returns the tensors that gradients will come back for. An
-/// item that goes on to later stages and is used here too is one of them: what comes back for it is the first of the
-/// gradients that its leaf adds up, as on one device, where later uses come first.
-std::vector<at::Tensor> Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output,
-                                          const std::vector<at::Tensor>& leaves) {
+/// Puts what crosses the next boundary into the flight, and into `roots_` the tensors that gradients will come back
+/// for. An item that goes on to later stages and is used here too is one of them: what comes back for it is the first
+/// of the gradients that its leaf adds up, as on one device, where later uses come first.
+void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
   const Place& place = places_[stage];
   const bool training = inputs_->training;
-  const auto leaf = [&](const at::Tensor& tensor) { return as_leaf(tensor, training); };
-  std::vector<at::Tensor> roots;
   in.outgoing.clear();
-  if (place.is_last) return roots;
-  const ValueList results = as_arguments(output);
+  in.tensors_after.clear();
+  if (place.is_last) return;
+  const auto leaf = [&](const at::Tensor& tensor) {
+    if (training) roots_.push_back(tensor);
+    return as_leaf(tensor, training);
+  };
+  const std::size_t outputs = output.is_list() ? output.list().size() : 1;
   const auto& items = wiring_.after(place.stage);
   const auto& relayed = wiring_.relayed(place.stage);
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (relayed[i] >= 0) {
       const auto item = static_cast<std::size_t>(relayed[i]);
-      in.outgoing.push_back(in.incoming[item].map_tensors(leaf));
+      in.tensors_after.push_back(in.tensors_before[item]);
+      in.outgoing.push_back(
+          in.incoming[item].map_tensors([&](const at::Tensor& tensor) { return as_leaf(tensor, training); }));
       if (!training || in.leaves[item] < 0) continue;
-      const auto first = leaves.begin() + in.leaves[item];
-      roots.insert(roots.end(), first, first + in.tensors_before[item]);
+      const auto first = leaves_.begin() + in.leaves[item];
+      roots_.insert(roots_.end(), first, first + in.tensors_before[item]);
       continue;
     }
     const int wanted = items[i].output;
-    if (wanted != Wiring::kAll && static_cast<std::size_t>(wanted) >= results.size()) {
-      throw InvalidArgument("stage " + std::to_string(place.stage.value) + " returned " +
-                            std::to_string(results.size()) + " outputs, but an edge takes output " +
-                            std::to_string(wanted) + ": return it, or change the edge");
+    if (wanted != Wiring::kAll && static_cast<std::size_t>(wanted) >= outputs) {
+      throw InvalidArgument("stage " + std::to_string(place.stage.value) + " returned " + std::to_string(outputs) +
+                            " outputs, but an edge takes output " + std::to_string(wanted) +
+                            ": return it, or change the edge");
     }
-    const Value made = wanted == Wiring::kAll ? Value(results) : results[static_cast<std::size_t>(wanted)];
-    if (training) made.for_each_tensor([&](const at::Tensor& tensor) { roots.push_back(tensor); });
-    in.outgoing.push_back(made.map_tensors(leaf));
+    if (wanted == Wiring::kAll && !output.is_list()) {
+      in.outgoing.emplace_back(as_arguments(output.map_tensors(leaf)));
+    } else {
+      const bool is_whole = wanted == Wiring::kAll || !output.is_list();
+      in.outgoing.push_back((is_whole ? output : output[static_cast<std::size_t>(wanted)]).map_tensors(leaf));
+    }
+    in.tensors_after.push_back(static_cast<std::uint32_t>(in.outgoing.back().count_tensors()));
   }
-  return roots;
 }
 
 void Executor::check_rows(const Flight& in, MicrobatchId microbatch) const {
@@ -136,17 +142,16 @@ void Executor::check_rows(const Flight& in, MicrobatchId microbatch) const {
                         " of target: give step as many rows of each, or set how they are cut (Split::into)");
 }
 
-void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output,
-                          std::vector<at::Tensor>& roots) {
+void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output) {
   const Place& place = places_[stage];
   Flight& in = flight(stage, microbatch);
   if (place.is_last && losses_.has_losses()) {
     check_rows(in, microbatch);
-    losses_.add_loss(place.stage, microbatch, output, roots, in.seeds);
+    losses_.add_loss(place.stage, microbatch, output, roots_, in.seeds);
   }
   const auto& auxiliary = stages_[stage].options().auxiliary_loss;
   if (!auxiliary || !inputs_->training) return;
-  losses_.add_auxiliary_loss(place.stage, microbatch, auxiliary(output), roots, in.seeds);
+  losses_.add_auxiliary_loss(place.stage, microbatch, auxiliary(output), roots_, in.seeds);
 }
 
 void Executor::forward(const Instruction& instruction) {
@@ -155,11 +160,12 @@ void Executor::forward(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, microbatch);
   const Place& place = places_[instruction.stage];
   const StageOptions& options = stages_[instruction.stage].options();
-  std::vector<at::Tensor> leaves;
-  const ValueList arguments = gather_arguments(instruction.stage, microbatch, leaves);
+  leaves_.clear();
+  roots_.clear();
+  const ValueList arguments = gather_arguments(instruction.stage, microbatch);
   ValueDict keywords;
   for (const auto& [name, value] : inputs_->keywords[microbatch.index()]) {
-    const Value given = with_leaves_for_given(value, in, leaves);
+    const Value given = with_leaves_for_given(value, in);
     keywords.emplace_back(name, options.copy_inputs ? copied(given) : given);
   }
   if (!options.inputs.empty()) {
@@ -181,17 +187,19 @@ void Executor::forward(const Instruction& instruction) {
       if (tensor.defined()) shapes.outputs.push_back(TensorSpec::of(tensor));
     });
   }
-  std::vector<at::Tensor> roots = hand_on(instruction.stage, in, output, leaves);
-  add_losses(instruction.stage, microbatch, output, roots);
+  hand_on(instruction.stage, in, output);
+  add_losses(instruction.stage, microbatch, output);
   if (place.is_last && inputs_->keep_outputs) {
     outputs_.outputs[microbatch.index()] = output.map_tensors([](const at::Tensor& tensor) { return tensor.detach(); });
   }
-  if (inputs_->training) in.backward = Backward(roots, leaves);
+  if (inputs_->training) in.backward.reset(roots_, leaves_);
+  leaves_.clear();
+  roots_.clear();
   in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
     Flight& next = flight(instruction.next, microbatch);
-    next.incoming = std::move(in.outgoing);
+    std::swap(next.incoming, in.outgoing);
     next.rows = in.rows;
     next.has_input = true;
     in.outgoing.clear();

@@ -22,6 +22,10 @@ double Value::real() const {
 }
 const std::string& Value::text() const { return get<std::string>(*this, "text"); }
 const ValueList& Value::list() const { return get<ValueList>(*this, "list"); }
+ValueList Value::release_list() && {
+  (void)list();
+  return std::get<ValueList>(std::move(held_));
+}
 const ValueDict& Value::dict() const { return get<ValueDict>(*this, "dict"); }
 
 const Value& Value::at(std::string_view key) const {
@@ -55,7 +59,7 @@ std::size_t Value::count_tensors() const {
 }
 
 ValueList as_arguments(Value value) {
-  if (value.is_list()) return value.list();
+  if (value.is_list()) return std::move(value).release_list();
   ValueList arguments;
   arguments.push_back(std::move(value));
   return arguments;

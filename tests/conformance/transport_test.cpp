@@ -153,6 +153,51 @@ TEST_P(RulesForFour, AbortEndsAllWaitingAndTheNextStepWorks) {
   });
 }
 
+/// What transports remember of earlier messages must not show, whatever comes in between: more kinds of messages than
+/// they remember, forms of any length, and steps that fail with messages that nobody has received.
+TEST_P(RulesForTwo, MessagesOfManyFormsArriveAsTheyWereSent) {
+  run([](Transport& transport) {
+    std::mt19937 random(7);  // the same on both ranks
+    const auto text = [](std::size_t size, char letter) {
+      return std::make_shared<const std::string>(std::string(size, letter));
+    };
+    const std::vector<std::shared_ptr<const std::string>> forms = {nullptr,       text(0, ' '),     text(9, 'a'),
+                                                                   text(9, 'b'),  text(1024, 'c'),  text(1025, 'd'),
+                                                                   text(40'000, 'e')};
+    for (int step = 0; step < 6; ++step) {
+      const bool fails = step % 3 == 1;
+      for (int m = 0; m < 120; ++m) {
+        const auto& form = forms[random() % (step == 5 ? 3 : forms.size())];
+        const auto rows = static_cast<std::int64_t>(random() % (step == 5 ? 3 : 1500));
+        const bool wants_gradient = random() % 2 == 0;
+        const bool is_there = random() % 8 != 0;
+        at::Tensor sent = pattern(2 * rows, at::kFloat, m).view({rows, 2});
+        if (random() % 4 == 0) sent = sent.t();
+        if (transport.rank() == RankId(0)) {
+          const at::Tensor own = sent.clone(at::MemoryFormat::Preserve).set_requires_grad(wants_gradient);
+          transport.send(RankId(1), tag(m), {{is_there ? own : at::Tensor(), at::full({1}, m)}, "", form});
+        } else if (!fails || m < 50) {
+          const Message message = transport.receive(RankId(0), tag(m), kPatience);
+          ASSERT_EQ(message.tensors.size(), 2U);
+          ASSERT_EQ(message.tensors[0].defined(), is_there);
+          if (is_there) {
+            EXPECT_TRUE(at::equal(message.tensors[0].detach(), sent));
+            EXPECT_EQ(message.tensors[0].requires_grad(), wants_gradient);
+          }
+          EXPECT_EQ(message.tensors[1].item<int>(), m);
+          ASSERT_EQ(message.form != nullptr, form != nullptr);
+          if (form) {
+            EXPECT_EQ(*message.form, *form);
+          }
+          EXPECT_EQ(message.header, "");
+        }
+      }
+      if (fails && transport.rank() == RankId(1)) transport.abort({RankId(1), "enough"});
+      EXPECT_EQ(transport.settle(kPatience).has_value(), fails);
+    }
+  });
+}
+
 TEST_P(RulesForTwo, AMessageMayBeLargerThanTwoGigabytes) {
   run([](Transport& transport) {
     constexpr std::int64_t kSize = (std::int64_t{1} << 31) + 5;

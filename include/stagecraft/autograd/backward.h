@@ -46,7 +46,9 @@ class Backward {
   Backward() = default;
   /// `outputs`: undefined ones, and ones without a graph, get no gradient. `inputs`: leaves; those that do not require
   /// a gradient get none.
-  Backward(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs);
+  Backward(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs) { reset(outputs, inputs); }
+  /// As if it were made anew, in the memory that it has.
+  void reset(std::span<const at::Tensor> outputs, std::span<const at::Tensor> inputs);
 
   /// Accumulates into the weights' .grad and returns a gradient per input, undefined where there is none. `gradients`
   /// has one per output; an undefined one means that nothing came back. The graph is released.

@@ -45,6 +45,8 @@ class Value {
   [[nodiscard]] const std::string& text() const;
   [[nodiscard]] const ValueList& list() const;
   [[nodiscard]] const ValueDict& dict() const;
+  /// The same without a copy.
+  [[nodiscard]] ValueList release_list() &&;
   /// The entry of a dict.
   [[nodiscard]] const Value& at(std::string_view key) const;
   [[nodiscard]] const Value& operator[](std::size_t index) const { return list().at(index); }

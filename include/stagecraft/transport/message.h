@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,10 +42,14 @@ struct Purpose {
 };
 std::string to_text(const Purpose& purpose);
 
-/// An undefined tensor is a place that holds nothing. `header` is for whoever sends and receives.
+/// `header` and `form` are for whoever sends and receives.
 struct Message {
+  /// An undefined tensor is a place that holds nothing.
   std::vector<at::Tensor> tensors;
-  std::string header;
+  std::string header = {};
+  /// What the tensors are parts of. Messages that look alike share one: a transport sends it once, and may take two
+  /// that are the same object for equal.
+  std::shared_ptr<const std::string> form = {};
 };
 
 /// Why a step failed, and on which rank of the world.

@@ -49,12 +49,6 @@ class Reader {
 
 }  // namespace
 
-std::int64_t TensorForm::bytes() const {
-  auto total = static_cast<std::int64_t>(c10::elementSize(type));
-  for (const std::int64_t size : sizes) total *= size;
-  return is_defined && !is_meta ? total : 0;
-}
-
 at::Tensor as_memory(const at::Tensor& tensor) {
   if (tensor.is_meta()) return tensor;
   at::Tensor plain = tensor;
@@ -78,21 +72,9 @@ std::uint8_t flags_of(const TensorForm& form) {
   return static_cast<std::uint8_t>(flags);
 }
 
-/// Of a form in an envelope, at most.
+/// An upper bound of what it takes in an envelope.
 std::size_t encoded_size(const TensorForm& form) { return 8 + 8 * (form.sizes.size() + form.strides.size()); }
 std::size_t encoded_size(const SparseForm& form) { return 12 + 8 * form.sizes.size(); }
-
-TensorForm form_of(const at::Tensor& tensor) {
-  TensorForm form;
-  if (!tensor.defined()) return form;
-  form.is_defined = true;
-  form.wants_gradient = tensor.requires_grad();
-  form.is_meta = tensor.is_meta();
-  form.type = tensor.scalar_type();
-  form.sizes = tensor.sizes().vec();
-  if (!tensor.is_contiguous()) form.strides = tensor.strides().vec();
-  return form;
-}
 
 void put_all(std::string& out, const std::vector<std::int64_t>& numbers) {
   for (const std::int64_t number : numbers) put(out, number);
@@ -100,29 +82,96 @@ void put_all(std::string& out, const std::vector<std::int64_t>& numbers) {
 
 }  // namespace
 
-std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors) {
-  envelope.forms.clear();
-  std::size_t fixed = 128;
-  for (const at::Tensor& tensor : tensors) fixed += encoded_size(envelope.forms.emplace_back(form_of(tensor)));
-  for (const SparseForm& form : envelope.sparse) fixed += encoded_size(form);
+namespace {
+
+/// What an envelope takes besides inline tensors and header.
+std::size_t fixed_size(const Description& description) {
+  std::size_t size = 128 + (description.form ? description.form->size() : 0);
+  for (const TensorForm& form : description.tensors) size += encoded_size(form);
+  for (const SparseForm& form : description.sparse) size += encoded_size(form);
+  return size;
+}
+
+void put_description(std::string& out, const Description& description) {
+  put(out, static_cast<std::uint32_t>(description.tensors.size()));
+  put(out, static_cast<std::uint32_t>(description.sparse.size()));
+  put(out, description.form ? static_cast<std::uint32_t>(description.form->size()) : UINT32_MAX);
+  if (description.form) out += *description.form;
+  for (const TensorForm& form : description.tensors) {
+    put(out, flags_of(form));
+    put(out, form.type);
+    put(out, static_cast<std::uint32_t>(form.sizes.size()));
+    put_all(out, form.sizes);
+    put_all(out, form.strides);
+  }
+  for (const SparseForm& form : description.sparse) {
+    put(out, form.place);
+    put(out, form.layout);
+    put(out, form.is_coalesced);
+    put(out, form.wants_gradient);
+    put(out, static_cast<std::uint32_t>(form.sizes.size()));
+    put_all(out, form.sizes);
+  }
+}
+
+Description get_description(Reader& in) {
+  Description description;
+  const auto tensors = in.get<std::uint32_t>();
+  const auto sparse = in.get<std::uint32_t>();
+  const auto form_size = in.get<std::uint32_t>();
+  if (form_size != UINT32_MAX) description.form = std::make_shared<const std::string>(in.text(form_size));
+  for (std::uint32_t i = 0; i < tensors; ++i) {
+    TensorForm& form = description.tensors.emplace_back();
+    const unsigned flags = in.get<std::uint8_t>();
+    form.is_defined = (flags & kDefined) != 0;
+    form.wants_gradient = (flags & kWantsGradient) != 0;
+    form.is_inline = (flags & kInline) != 0;
+    form.is_meta = (flags & kMeta) != 0;
+    form.type = in.get<at::ScalarType>();
+    const auto dimensions = in.get<std::uint32_t>();
+    form.sizes = in.numbers(dimensions);
+    if ((flags & kHasStrides) != 0) form.strides = in.numbers(dimensions);
+  }
+  for (std::uint32_t i = 0; i < sparse; ++i) {
+    SparseForm& form = description.sparse.emplace_back();
+    form.place = in.get<std::uint32_t>();
+    form.layout = in.get<at::Layout>();
+    form.is_coalesced = in.get<bool>();
+    form.wants_gradient = in.get<bool>();
+    form.sizes = in.numbers(in.get<std::uint32_t>());
+  }
+  return description;
+}
+
+}  // namespace
+
+Description describe(std::shared_ptr<const std::string> form, const std::vector<at::Tensor>& tensors,
+                     std::vector<SparseForm> sparse, std::size_t header) {
+  Description description{std::move(form), {}, std::move(sparse)};
+  for (const at::Tensor& tensor : tensors) description.tensors.push_back(TensorForm::of(tensor));
+  const std::size_t fixed = fixed_size(description);
   if (fixed > kEnvelopeBytes) {
     throw InvalidArgument("a message of " + std::to_string(tensors.size()) +
                           " tensors is more than one envelope describes: pass fewer values between stages");
   }
   std::size_t room = kEnvelopeBytes - fixed;
-  envelope.header_blob = envelope.header.size() > room ? envelope.header.size() : 0;
-  if (envelope.header_blob == 0) room -= envelope.header.size();
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    TensorForm& form = envelope.forms[i];
-    const std::int64_t bytes = form.bytes();
-    if (!form.is_defined || bytes > kInlineBytes || static_cast<std::size_t>(bytes) > room) continue;
-    if (bytes > 0 && !tensors[i].is_cpu()) continue;  // the numbers of one on the meta device are 0 bytes
-    form.is_inline = true;
+  if (header <= room) room -= header;
+  for (TensorForm& own : description.tensors) {
+    const std::int64_t bytes = own.bytes();
+    if (!own.is_defined || bytes > kInlineBytes || static_cast<std::size_t>(bytes) > room) continue;
+    if (bytes > 0 && !own.is_on_host) continue;  // one on the meta device has 0 bytes
+    own.is_inline = true;
     room -= static_cast<std::size_t>(bytes);
   }
+  return description;
+}
 
+std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors) {
+  static const Description nothing;
+  const Description& description = envelope.description ? *envelope.description : nothing;
+  const bool fits = envelope.header.size() <= kEnvelopeBytes - fixed_size(description);
+  envelope.header_blob = fits ? 0 : envelope.header.size();
   std::string out;
-  out.reserve(kEnvelopeBytes - room);
   put(out, static_cast<std::uint8_t>(envelope.notice ? 1 + static_cast<int>(*envelope.notice) : 0));
   put(out, envelope.step);
   put(out, envelope.sequence);
@@ -132,27 +181,14 @@ std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors) {
   put(out, envelope.tag.microbatch.value);
   put(out, envelope.about);
   put(out, envelope.header_blob);
-  put(out, static_cast<std::uint32_t>(envelope.header_blob > 0 ? 0 : envelope.header.size()));
-  put(out, static_cast<std::uint32_t>(envelope.forms.size()));
-  put(out, static_cast<std::uint32_t>(envelope.sparse.size()));
-  if (envelope.header_blob == 0) out += envelope.header;
-  for (const TensorForm& form : envelope.forms) {
-    put(out, flags_of(form));
-    put(out, form.type);
-    put(out, static_cast<std::uint32_t>(form.sizes.size()));
-    put_all(out, form.sizes);
-    put_all(out, form.strides);
-  }
-  for (const SparseForm& form : envelope.sparse) {
-    put(out, form.place);
-    put(out, form.layout);
-    put(out, form.is_coalesced);
-    put(out, form.wants_gradient);
-    put(out, static_cast<std::uint32_t>(form.sizes.size()));
-    put_all(out, form.sizes);
-  }
+  put(out, envelope.header_is_form);
+  put(out, envelope.number);
+  put(out, envelope.describes);
+  put(out, static_cast<std::uint32_t>(fits ? envelope.header.size() : 0));
+  if (fits) out += envelope.header;
+  if (envelope.describes) put_description(out, description);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const TensorForm& form = envelope.forms[i];
+    const TensorForm& form = description.tensors[i];
     if (!form.is_inline || form.bytes() == 0) continue;
     out.append(static_cast<const char*>(tensors[i].const_data_ptr()), static_cast<std::size_t>(form.bytes()));
   }
@@ -171,30 +207,11 @@ Envelope decode(std::span<const char> bytes) {
   envelope.tag.microbatch = MicrobatchId(in.get<std::int32_t>());
   envelope.about = in.get<std::int32_t>();
   envelope.header_blob = in.get<std::uint64_t>();
-  const auto header = in.get<std::uint32_t>();
-  const auto forms = in.get<std::uint32_t>();
-  const auto sparse = in.get<std::uint32_t>();
-  envelope.header = in.text(header);
-  for (std::uint32_t i = 0; i < forms; ++i) {
-    TensorForm& form = envelope.forms.emplace_back();
-    const unsigned flags = in.get<std::uint8_t>();
-    form.is_defined = (flags & kDefined) != 0;
-    form.wants_gradient = (flags & kWantsGradient) != 0;
-    form.is_inline = (flags & kInline) != 0;
-    form.is_meta = (flags & kMeta) != 0;
-    form.type = in.get<at::ScalarType>();
-    const auto dimensions = in.get<std::uint32_t>();
-    form.sizes = in.numbers(dimensions);
-    if ((flags & kHasStrides) != 0) form.strides = in.numbers(dimensions);
-  }
-  for (std::uint32_t i = 0; i < sparse; ++i) {
-    SparseForm& form = envelope.sparse.emplace_back();
-    form.place = in.get<std::uint32_t>();
-    form.layout = in.get<at::Layout>();
-    form.is_coalesced = in.get<bool>();
-    form.wants_gradient = in.get<bool>();
-    form.sizes = in.numbers(in.get<std::uint32_t>());
-  }
+  envelope.header_is_form = in.get<bool>();
+  envelope.number = in.get<std::uint16_t>();
+  envelope.describes = in.get<bool>();
+  envelope.header = in.text(in.get<std::uint32_t>());
+  if (envelope.describes) envelope.description = std::make_shared<const Description>(get_description(in));
   envelope.inline_bytes = in.rest();
   return envelope;
 }

@@ -8,26 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "sparse_form.h"
+#include "description.h"
 #include "stagecraft/transport/channel.h"
 
 /// The first part of everything that one process sends to another: what it is, and all of it where it is small. Larger
 /// parts ("blobs") follow as messages of their own, straight from and into the memory of tensors.
 namespace stagecraft::mpi {
-
-struct TensorForm {
-  bool is_defined = false;
-  bool wants_gradient = false;
-  bool is_inline = false;  ///< In the envelope, not in a blob.
-  bool is_meta = false;    ///< Without memory.
-  at::ScalarType type = at::kFloat;
-  std::vector<std::int64_t> sizes;
-  /// Of memory in another order than that of the dimensions, channels_last among them; empty: in that order.
-  std::vector<std::int64_t> strides;
-
-  /// That travel.
-  [[nodiscard]] std::int64_t bytes() const;
-};
 
 struct Envelope {
   std::optional<Notice::Kind> notice;  ///< None: it is a message; otherwise the header is the notice's text.
@@ -38,9 +24,16 @@ struct Envelope {
   /// Too long for an envelope: the first blob.
   std::uint64_t header_blob = 0;
   std::string header;
-  std::vector<TensorForm> forms;
-  std::vector<SparseForm> sparse;  ///< What the dense tensors of `forms` are parts of.
-  std::string inline_bytes;        ///< Of the inline tensors, one after the other.
+  bool header_is_form = false;  ///< A form that is too long for a description.
+  /// What the message holds; null in a notice. `number`: where the receiver keeps it for later messages, or finds it if
+  /// this envelope does not describe it.
+  DescriptionPtr description;
+  bool describes = true;
+  bool may_repeat = false;  ///< Whether later messages may look the same. Not sent.
+  std::uint16_t number = kNowhere;
+  std::string inline_bytes;  ///< Those of the inline tensors, one after the other.
+
+  static constexpr std::uint16_t kNowhere = UINT16_MAX;
 };
 
 /// An envelope is never longer.
@@ -51,8 +44,13 @@ inline constexpr std::int64_t kInlineBytes = 4096;
 /// The tensor with its numbers as they are in memory, without gaps or overlaps: conjugates and negatives are computed.
 /// The memory is the given one's where it can be.
 at::Tensor as_memory(const at::Tensor& tensor);
-/// `tensors` are as `as_memory` gives them. Decides what is inline; throws InvalidArgument when the forms alone do not
-/// fit.
+/// Describes tensors as `as_memory` gives them, and decides which of them are inline; a header of so many bytes is in
+/// the envelope too, if there is room for it. Throws InvalidArgument when the description alone does not fit.
+Description describe(std::shared_ptr<const std::string> form, const std::vector<at::Tensor>& tensors,
+                     std::vector<SparseForm> sparse, std::size_t header);
+/// Forms up to this size are part of a description.
+inline constexpr std::size_t kFormBytes = 1024;
+/// `tensors` are those of its description.
 std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors);
 /// Throws InternalError for bytes that `encode` does not write.
 Envelope decode(std::span<const char> bytes);

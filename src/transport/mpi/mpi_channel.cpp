@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "mpi_call.h"
 #include "out_of_memory.h"
@@ -67,6 +68,8 @@ MpiChannel::MpiChannel(MPI_Comm communicator, std::optional<at::Device> device, 
   device_is_direct_ = device_ && !device_->is_cpu() && takes_device_memory();
   if (device_ && !device_->is_cpu()) copy_stream_ = new_stream(*device_);
   sent_.assign(static_cast<std::size_t>(ranks_), 0);
+  described_.resize(sent_.size());
+  known_.resize(sent_.size());
   dropped_.reset(new char[kChunk]);  // not touched, so it takes no memory before it is used
   slots_.resize(kSlots);
   for (Slot& slot : slots_) {
@@ -131,31 +134,52 @@ void MpiChannel::dispatch(RankId to, const Notice& notice) {
   dispatch(to, std::move(envelope), {});
 }
 
+/// A message of dense tensors without a header is described once: later ones that look like it get its number.
+void MpiChannel::find_description(RankId to, Envelope& envelope, Message& message, std::vector<SparseForm> sparse) {
+  if (message.form && message.form->size() > kFormBytes && envelope.header.empty()) {
+    envelope.header = *message.form;
+    envelope.header_is_form = true;
+    message.form = nullptr;
+  }
+  envelope.may_repeat = !envelope.notice && envelope.header.empty() && sparse.empty();
+  const Descriptions& earlier = described_[to.index()];
+  if (const auto number = envelope.may_repeat ? earlier.find(message.form, message.tensors) : std::nullopt) {
+    envelope.number = *number;
+    envelope.describes = false;
+    envelope.description = earlier.at(*number);
+    return;
+  }
+  envelope.description = std::make_shared<const Description>(
+      describe(std::move(message.form), message.tensors, std::move(sparse), envelope.header.size()));
+}
+
+/// Called for every message in the order in which envelopes arrive.
+void MpiChannel::look_up_description(RankId from, Envelope& envelope) {
+  if (envelope.number == Envelope::kNowhere) return;
+  Descriptions& earlier = known_[from.index()];
+  if (envelope.describes) return earlier.set(envelope.number, envelope.description);
+  envelope.description = earlier.at(envelope.number);
+  if (!envelope.description) throw InternalError("an envelope between ranks has a number that none had before");
+}
+
 void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
-  envelope.sequence = sent_[to.index()]++;
-  envelope.sparse = take_apart(message.tensors);
+  std::vector<SparseForm> sparse = take_apart(message.tensors);
   for (at::Tensor& tensor : message.tensors) {
     if (tensor.defined()) tensor = as_memory(tensor);
   }
-  Outgoing& outgoing = outgoing_.emplace_back();
-  outgoing.to = to;
-  outgoing.mpi_tag = mpi_tag_of(envelope.sequence);
-  outgoing.envelope = encode(envelope, message.tensors);
-  if (envelope.header_blob > 0) {
-    Blob& blob = outgoing.blobs.emplace_back();
-    blob.text = std::move(envelope.header);
-    blob.bytes = static_cast<std::int64_t>(blob.text.size());
-  }
+  find_description(to, envelope, message, std::move(sparse));
+  Outgoing prepared;
+  prepared.to = to;
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
-    const TensorForm& form = envelope.forms[i];
+    const TensorForm& form = envelope.description->tensors[i];
     if (!form.is_defined || form.is_inline) continue;
-    Blob& blob = outgoing.blobs.emplace_back();
+    Blob& blob = prepared.blobs.emplace_back();
     blob.memory = message.tensors[i].detach();
     blob.bytes = form.bytes();
     if (blob.memory.is_cpu()) continue;
     const at::Device where = blob.memory.device();
     if (device_is_direct_) {
-      outgoing.written.emplace_back(where.type()).record(current_stream(where));
+      prepared.written.emplace_back(where.type()).record(current_stream(where));
       continue;
     }
     // To the host beside what the rank computes, and from there when it has arrived.
@@ -166,8 +190,20 @@ void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
                                               blob.memory.options().device(at::kCPU).pinned_memory(true));
     host.copy_(blob.memory, /*non_blocking=*/true);
     c10::impl::VirtualGuardImpl(where.type()).recordDataPtrOnStream(blob.memory.storage().data_ptr(), *copy_stream_);
-    outgoing.written.emplace_back(where.type()).record(*copy_stream_);
+    prepared.written.emplace_back(where.type()).record(*copy_stream_);
     blob.memory = host;
+  }
+
+  // From here on nothing fails: what is counted and described is sent.
+  envelope.sequence = sent_[to.index()]++;
+  if (envelope.may_repeat && envelope.describes) envelope.number = described_[to.index()].add(envelope.description);
+  Outgoing& outgoing = outgoing_.emplace_back(std::move(prepared));
+  outgoing.mpi_tag = mpi_tag_of(envelope.sequence);
+  outgoing.envelope = encode(envelope, message.tensors);
+  if (envelope.header_blob > 0) {
+    Blob& blob = *outgoing.blobs.emplace(outgoing.blobs.begin());
+    blob.text = std::move(envelope.header);
+    blob.bytes = static_cast<std::int64_t>(blob.text.size());
   }
   outgoing.requests.emplace_back();
   check(MPI_Isend(outgoing.envelope.data(), static_cast<int>(outgoing.envelope.size()), MPI_BYTE, to.value,
@@ -217,6 +253,7 @@ MpiChannel::Arrivals::iterator MpiChannel::find(RankId from, const Tag& tag) {
 
 void MpiChannel::arrive(RankId from, Envelope envelope) {
   if (envelope.notice && envelope.header_blob == 0) return hear(from, envelope);
+  look_up_description(from, envelope);
   const Key key{from, envelope.tag};
   const auto arrival = arrivals_.emplace(key, Incoming());
   Incoming& incoming = arrival->second;
@@ -225,7 +262,7 @@ void MpiChannel::arrive(RankId from, Envelope envelope) {
   const Envelope& sent = incoming.envelope;
   if (is_left_over(sent)) return drop(arrival);
   const bool has_blobs =
-      sent.header_blob > 0 || std::any_of(sent.forms.begin(), sent.forms.end(),
+      sent.header_blob > 0 || std::any_of(sent.description->tensors.begin(), sent.description->tensors.end(),
                                           [](const auto& form) { return form.is_defined && !form.is_inline; });
   const bool is_wanted = !sent.notice && wanted_.erase(key) > 0;
   if (!has_blobs || sent.notice || is_wanted) try_receiving(arrival);
@@ -255,7 +292,7 @@ void MpiChannel::allocate(Incoming& incoming) {
   const TensorForm* present = nullptr;
   try {
     incoming.envelope.header.reserve(incoming.envelope.header_blob);
-    for (const TensorForm& form : incoming.envelope.forms) {
+    for (const TensorForm& form : incoming.envelope.description->tensors) {
       present = &form;
       if (!form.is_defined) {
         incoming.tensors.emplace_back();
@@ -305,8 +342,9 @@ void MpiChannel::issue_receives(Arrivals::iterator arrival) {
     envelope.header.resize(envelope.header_blob);
     receive_into(envelope.header.data(), static_cast<std::int64_t>(envelope.header_blob));
   }
-  for (std::size_t i = 0; i < envelope.forms.size(); ++i) {
-    const TensorForm& form = envelope.forms[i];
+  const std::vector<TensorForm>& forms = envelope.description->tensors;
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    const TensorForm& form = forms[i];
     if (form.is_defined && !form.is_inline) {
       receive_into(static_cast<char*>(incoming.tensors[i].data_ptr()), form.bytes());
     }
@@ -320,7 +358,7 @@ void MpiChannel::drop(Arrivals::iterator arrival) {
     for_each_piece(bytes, [&](std::int64_t, std::int64_t size) { drop.pieces.push_back(size); });
   };
   add(static_cast<std::int64_t>(incoming.envelope.header_blob));
-  for (const TensorForm& form : incoming.envelope.forms) {
+  for (const TensorForm& form : incoming.envelope.description->tensors) {
     if (form.is_defined && !form.is_inline) add(form.bytes());
   }
   std::reverse(drop.pieces.begin(), drop.pieces.end());
@@ -409,16 +447,20 @@ bool MpiChannel::is_coming(RankId from, const Tag& tag) {
 }
 
 Message MpiChannel::handed_over(Incoming incoming) const {
-  Message message{std::move(incoming.tensors), std::move(incoming.envelope.header)};
+  const Description& description = *incoming.envelope.description;
+  Message message{std::move(incoming.tensors), std::move(incoming.envelope.header), description.form};
+  if (incoming.envelope.header_is_form) {
+    message.form = std::make_shared<const std::string>(std::exchange(message.header, {}));
+  }
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     at::Tensor& tensor = message.tensors[i];
     if (!tensor.defined()) continue;
     if (device_ && tensor.device() != *device_ && !tensor.is_meta()) {
       tensor = tensor.to(*device_, /*non_blocking=*/true);
     }
-    if (incoming.envelope.forms[i].wants_gradient) tensor.set_requires_grad(true);
+    if (description.tensors[i].wants_gradient) tensor.set_requires_grad(true);
   }
-  put_together(message.tensors, incoming.envelope.sparse);
+  put_together(message.tensors, description.sparse);
   return message;
 }
 

@@ -103,6 +103,8 @@ class MpiChannel : public Channel {
   void receive_envelope(Slot& slot);
   void dispatch(RankId to, Envelope envelope, Message message);
   void dispatch(RankId to, const Notice& notice);
+  void find_description(RankId to, Envelope& envelope, Message& message, std::vector<SparseForm> sparse);
+  void look_up_description(RankId from, Envelope& envelope);
   void start_sending(Outgoing& outgoing);
   void start_receiving(Arrivals::iterator arrival);
   void try_receiving(Arrivals::iterator arrival);
@@ -143,6 +145,8 @@ class MpiChannel : public Channel {
   RecycledMemory memory_;
   std::uint64_t first_step_ = 0;     // messages of earlier ones are dropped
   std::vector<std::uint64_t> sent_;  // messages so far, by receiver
+  std::vector<Descriptions> described_;  // what this rank has described to each other one
+  std::vector<Descriptions> known_;      // and each other one to this
   std::list<Outgoing> outgoing_;
   Arrivals arrivals_;
   std::vector<Arrivals::iterator> moving_;  // those that MPI is receiving

@@ -92,11 +92,24 @@ TEST(Packing, RoundTrips) {
   EXPECT_EQ(back[5].text(), "text");
   EXPECT_FALSE(back[6][1].tensor().defined());
   EXPECT_EQ(back[7].at("key").tensor().size(0), 3);
-  for (std::size_t cut = 1; cut < message.header.size(); ++cut) {
+  for (std::size_t cut = 1; cut < message.form->size(); ++cut) {
     Message broken = message;
-    broken.header.resize(cut);
+    broken.form = std::make_shared<const std::string>(message.form->substr(0, cut));
     EXPECT_THROW(unpack(broken), TransportError) << cut;
   }
+  EXPECT_THROW(unpack(Message{{at::ones({2})}}), TransportError);
+}
+
+TEST(Packing, MessagesThatLookAlikeShareTheirForm) {
+  Packer packer;
+  const auto form = [&](const ValueList& values) { return packer.pack(values).form; };
+  const auto first = form({ValueList{at::ones({2})}, 3});
+  EXPECT_EQ(form({ValueList{at::zeros({5})}, 3}), first);
+  const auto second = form({ValueList{at::zeros({5})}, 2});
+  EXPECT_NE(second, first);
+  EXPECT_EQ(form({ValueList{at::ones({2})}, 3}), first);
+  for (int other = 10; other < 20; ++other) form({other});  // it remembers a few
+  EXPECT_NE(form({ValueList{at::ones({2})}, 3}), first);
 }
 
 TEST(RandomScope, StreamsDependOnStageMicrobatchAndStepAlone) {
