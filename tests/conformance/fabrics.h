@@ -77,7 +77,7 @@ inline Tag tag(int microbatch, MessageKind kind = MessageKind::kForward) {
 }
 
 inline at::Tensor pattern(std::int64_t size, at::ScalarType type, std::int64_t seed) {
-  return (at::arange(size, at::kPatience) * 7 + seed).remainder(100).to(type);
+  return (at::arange(size, at::kLong) * 7 + seed).remainder(100).to(type);
 }
 
 /// Tests for so many ranks, with any transport.

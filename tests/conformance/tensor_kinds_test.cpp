@@ -19,8 +19,8 @@ at::Tensor numbers(at::IntArrayRef sizes, int seed, at::ScalarType type = at::kF
 }
 
 at::Tensor sparse_numbers(int seed) {
-  const at::Tensor rows = at::tensor({3, 0, 3}, at::kPatience);  // the same place twice: not coalesced
-  const at::Tensor columns = at::tensor({1, 2, 1}, at::kPatience);
+  const at::Tensor rows = at::tensor({3, 0, 3}, at::kLong);  // the same place twice: not coalesced
+  const at::Tensor columns = at::tensor({1, 2, 1}, at::kLong);
   return at::sparse_coo_tensor(at::stack({rows, columns}), numbers({3, 2}, seed), {5, 4, 2});
 }
 

@@ -53,7 +53,7 @@ TEST_P(Exchange, EveryoneToEveryoneInAnyOrder) {
 INSTANTIATE_TEST_SUITE_P(Transports, Exchange,
                          testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()),
                                           testing::Values(0, 1, 17, 70'000),
-                                          testing::Values(at::kFloat, at::kDouble, at::kPatience, at::kBFloat16,
+                                          testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16,
                                                           at::kBool)),
                          [](const auto& test) {
                            return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) +

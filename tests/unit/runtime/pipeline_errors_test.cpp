@@ -480,7 +480,7 @@ TEST(PipelineErrors, AScheduleIsVerifiedForTheMessagesOfItsTransport) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(sayings.of(0), sayings.of(1));
+    EXPECT_THAT(sayings.of(1), HasSubstr(sayings.of(0)));  // which of them found it stands before it
     return sayings.of(0);
   };
   EXPECT_EQ(said([](auto below, auto& clocks) {
@@ -489,7 +489,7 @@ TEST(PipelineErrors, AScheduleIsVerifiedForTheMessagesOfItsTransport) {
             "nothing was thrown");
   EXPECT_THAT(
       said([](auto below, auto& clocks) { return std::make_unique<InOrderChannel>(std::move(below), clocks); }),
-      HasSubstr("in_order"));
+      HasSubstr("matched by order it would take the wrong message"));
 }
 
 }  // namespace
