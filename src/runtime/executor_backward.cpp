@@ -1,4 +1,4 @@
-// A backward: gradients in from the stage after, the stage's graph, gradients out to the stage before.
+// The backward of a stage: takes gradients from the stage after it, and passes gradients to the stage before it.
 
 #include <ATen/ATen.h>
 
@@ -38,7 +38,7 @@ void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<
       }
     }
     if (in.leaves[item] >= 0) continue;
-    // A value that only went on to later stages comes back with their gradients.
+    // A value that was only relayed to later stages gets the gradient that came back from them.
     for (std::size_t after = 0; after < relayed.size(); ++after) {
       if (relayed[after] != static_cast<int>(item) || after >= in.gradients_in.size()) continue;
       for (std::size_t k = 0; k < back.size(); ++k) back[k] = std::move(in.gradients_in[after][k]);

@@ -1,4 +1,4 @@
-// A forward: inputs in, the stage's callable, outputs on their way to the next stage, losses.
+// The forward of a stage: gathers inputs, runs the stage's callable, passes outputs on, computes losses.
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@
 namespace stagecraft {
 namespace {
 
-/// The same data as the beginning of another graph; it keeps in mind whether a gradient is wanted.
+/// The same data as a leaf of a new graph; in training it requires a gradient if `tensor` does.
 at::Tensor as_leaf(const at::Tensor& tensor, bool training) {
   if (!tensor.defined()) return tensor;
   at::Tensor leaf = tensor.detach();
@@ -50,8 +50,8 @@ Value Executor::with_leaves_for_given(const Value& value, Flight& in, std::vecto
   });
 }
 
-/// `leaves` gets what the backward gives gradients to: the tensors of the items that the stage takes, then those of the
-/// user's that need a gradient.
+/// Adds to `leaves` the tensors that the backward computes gradients for: those of the items that the stage takes, then
+/// inputs of the user that need a gradient.
 ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatch, std::vector<at::Tensor>& leaves) {
   Flight& in = flight(stage, microbatch);
   const Place& place = places_[stage];
@@ -85,15 +85,15 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
       arguments.push_back(take(static_cast<std::size_t>(argument.item), argument.gradient));
     return arguments;
   }
-  // All that the stage before returned is one item, the list of the arguments.
+  // Without edges, all outputs of the stage before are one item: the list of the arguments.
   const auto& items = wiring_.after(place.stage - 1);
   const auto all = std::find(items.begin(), items.end(), Wiring::Item{place.stage.value - 1, Wiring::kAll});
   return take(static_cast<std::size_t>(all - items.begin()), true).list();
 }
 
-/// Puts what crosses the next boundary into the flight, and returns the tensors that gradients will come back for. An
-/// item that goes on to later stages and is used here too is one of them: what comes back for it is the first of the
-/// gradients that its leaf adds up, as on one device, where later uses come first.
+/// Puts the items that cross the next boundary into the flight, and returns the tensors that gradients will come back
+/// for. They include an item that is used here and relayed to later stages: the gradient that comes back for it is the
+/// first that its leaf accumulates, as on one device, where later uses come first.
 std::vector<at::Tensor> Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output,
                                           const std::vector<at::Tensor>& leaves) {
   const Place& place = places_[stage];

@@ -1,5 +1,5 @@
-// The header spells the tree: T tensor, N none, t f true and false, i and d with eight bytes, s with a length and text,
-// L and D with a count.
+// Format of the header: T tensor, N none, t true, f false, i integer and d double with eight bytes, s text with its
+// length, L list and D dict with a count.
 
 #include "stagecraft/stage/packing.h"
 

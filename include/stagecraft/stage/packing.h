@@ -6,7 +6,7 @@
 /// Values as messages.
 namespace stagecraft {
 
-/// The tensors of the trees one after the other; the header holds everything else.
+/// A message with the tensors of all trees, one after the other; the header holds everything else.
 Message pack(const ValueList& values);
 /// Throws TransportError when the header is not one that `pack` writes.
 ValueList unpack(Message message);

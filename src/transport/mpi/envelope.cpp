@@ -78,7 +78,7 @@ std::uint8_t flags_of(const TensorForm& form) {
   return static_cast<std::uint8_t>(flags);
 }
 
-/// Of a form in an envelope, at most.
+/// Upper bound of the bytes of a form in an envelope.
 std::size_t encoded_size(const TensorForm& form) { return 8 + 8 * (form.sizes.size() + form.strides.size()); }
 std::size_t encoded_size(const SparseForm& form) { return 12 + 8 * form.sizes.size(); }
 
@@ -116,7 +116,7 @@ std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors) {
     TensorForm& form = envelope.forms[i];
     const std::int64_t bytes = form.bytes();
     if (!form.is_defined || bytes > kInlineBytes || static_cast<std::size_t>(bytes) > room) continue;
-    if (bytes > 0 && !tensors[i].is_cpu()) continue;  // the numbers of one on the meta device are 0 bytes
+    if (bytes > 0 && !tensors[i].is_cpu()) continue;  // meta tensors have 0 bytes
     form.is_inline = true;
     room -= static_cast<std::size_t>(bytes);
   }
