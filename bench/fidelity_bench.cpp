@@ -1,14 +1,14 @@
-// How well costs of a recorded run predict the step time of other schedules: the GPT of the demo on two ranks (threads,
-// or two processes under mpirun), several schedules of each of three placements. Of each placement two schedules are
-// recorded, one with whole backwards and one with split ones; all are predicted from these, and measured. Prints one
-// line of JSON.
+// Measures how well costs from recorded runs predict the step time of other schedules. Runs the demo's GPT on two ranks
+// (threads, or processes under mpirun) with several schedules for each of three placements. For each placement, two
+// schedules are recorded, one with whole and one with split backwards; all schedules are predicted from these and
+// measured. Prints one line of JSON.
 //
 //   [mpirun -n RANKS] fidelity_bench [--placement=linear|loop|v] [RANKS [ROUNDS [MICROBATCHES [ROWS [WIDTH]]]]]
 //
-// In a round every schedule has its turn, recorded or not, so that a machine that is slower for a while is slower for
-// both: steps that are measured are not recorded, and the other way round. Rounds in which something else used the
-// processors do not count. There are as many as it takes to know every median to one percent, at most ROUNDS. A step
-// is one turn of a training loop: batch, step, optimizer.
+// In a round every schedule gets a measured turn, and the recorded ones a recorded turn too, so that a slow phase of
+// the machine affects both alike. Rounds in which other programs used the processors do not count. Rounds are run until
+// the standard error of every median is below one percent, at most ROUNDS. A step is one iteration of a training loop:
+// batch, step, optimizer.
 
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -34,10 +34,10 @@ namespace sc = stagecraft;
 
 namespace {
 
-constexpr int kStepsInTurn = 2;  // the first one finds the caches of another schedule
+constexpr int kStepsInTurn = 2;  // the first is a warm-up, after another schedule
 constexpr std::size_t kLeastRounds = 15;
-constexpr double kPrecise = 0.01;  // standard error of a median, as a part of it
-constexpr double kQuiet = 0.05;    // of a processor
+constexpr double kPrecise = 0.01;  // largest standard error of a median, relative to it
+constexpr double kQuiet = 0.05;    // most processor time of other programs, in processors
 
 constexpr std::string_view kPlacement = "--placement=";
 
@@ -47,7 +47,7 @@ struct Settings {
   int microbatches = 8;
   std::int64_t rows = 16;
   GptConfig model;
-  std::string placement;  // of all if empty
+  std::string placement;  // empty: all
 };
 
 struct Family {
@@ -74,10 +74,10 @@ struct Entry {
 /// One turn of every schedule of a placement, on rank 0.
 struct Turns {
   std::vector<sc::Recording> recordings;
-  std::vector<double> measured;  // a step, by schedule
+  std::vector<double> measured;  // seconds per step, by schedule
 };
 
-/// Half of the range of order statistics around the median which holds it in two of three cases.
+/// Standard error of the median, from order statistics: half of the range that holds it with a probability of 2/3.
 double error_of_median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const double middle = static_cast<double>(values.size() - 1) / 2;
@@ -91,7 +91,7 @@ at::Tensor loss_of(const sc::Value& logits, const sc::Value& next, const sc::Val
   return next_token_loss(logits.tensor(), next.tensor());
 }
 
-/// Processor time that others take.
+/// Measures the processor time of other programs.
 class Others {
  public:
   explicit Others(sc::World& world) : world_(world) {}
@@ -101,7 +101,8 @@ class Others {
     busy_ = busy_of_machine();
     own_ = busy_of_program();
   }
-  /// Since `begin`, as a part of one processor. The same on all ranks; they call both together.
+  /// Processor time of other programs since `begin`, in processors. The same on all ranks, which call both functions
+  /// together.
   double end() {
     const double own = busy_of_program() - own_;
     const double others = busy_of_machine() - busy_ - own;
@@ -118,7 +119,7 @@ class Others {
     return (user + nice + system + hard + soft + stolen) / static_cast<double>(sysconf(_SC_CLK_TCK));
   }
 
-  /// Ranks that are threads are one process.
+  /// Processor seconds of all ranks; ranks that are threads of one process are counted once.
   double busy_of_program() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -152,7 +153,7 @@ class Course {
     const sc::Placement placement = sc::placement_in(world, names[0], family.stages_per_rank);
     std::vector<sc::Stage> stages;
     {
-      static std::mutex mutex;  // one random generator for all threads
+      static std::mutex mutex;  // all threads share one random generator
       const std::lock_guard lock(mutex);
       for (const sc::StageId stage : placement.stages_of(world.rank())) {
         stages.push_back(sc::make_stage(stage.value, GptPiece(settings.model, stage.value, placement.stages())));
@@ -230,7 +231,7 @@ class Course {
   at::Tensor tokens_, next_;
 };
 
-/// Rounds of all placements.
+/// Runs rounds over all placements.
 class Bench {
  public:
   Bench(sc::World& world, const Settings& settings) : world_(world), settings_(settings), others_(world) {
@@ -245,7 +246,7 @@ class Bench {
   }
 
   void run() {
-    round();  // everything allocates what it needs
+    round();  // warm-up
     std::vector<Round> disturbed;
     for (int i = 0; i < settings_.rounds && !is_precise(); ++i) {
       Round next = round();
@@ -254,7 +255,7 @@ class Bench {
     if (rounds_.size() < kLeastRounds) std::move(disturbed.begin(), disturbed.end(), std::back_inserter(rounds_));
   }
 
-  /// On rank 0.
+  /// Called on rank 0.
   void report(std::ostream& out) const {
     const char* separator = "[";
     for (std::size_t c = 0; c < courses_.size(); ++c) {
@@ -284,7 +285,7 @@ class Bench {
  private:
   struct Round {
     std::vector<Turns> turns;  // by placement
-    double disturbance = 0;    // what else used processors meanwhile, as a part of one
+    double disturbance = 0;    // processor time of other programs, in processors
   };
 
   Round round() {
@@ -295,14 +296,14 @@ class Bench {
     return round;
   }
 
-  /// Steps of a schedule, one a round.
+  /// Step times of a schedule, one per round.
   [[nodiscard]] std::vector<double> measured(std::size_t course, std::size_t entry) const {
     std::vector<double> seconds;
     for (const Round& round : rounds_) seconds.push_back(round.turns[course].measured[entry]);
     return seconds;
   }
 
-  /// The same on all ranks: what the first one measured counts.
+  /// Decided by rank 0, the same on all ranks.
   [[nodiscard]] bool is_precise() const {
     bool precise = rounds_.size() >= kLeastRounds;
     for (std::size_t c = 0; precise && c < courses_.size(); ++c) {
@@ -317,7 +318,7 @@ class Bench {
   const Settings& settings_;
   Others others_;
   std::vector<Course> courses_;
-  std::vector<Round> rounds_;  // that count
+  std::vector<Round> rounds_;  // the rounds that count
 };
 
 }  // namespace

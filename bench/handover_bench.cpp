@@ -1,4 +1,4 @@
-// A tensor from one rank to another and back: time of one way, by size. Prints one line of JSON.
+// Ping-pong of a tensor between two ranks: one-way time by size. Prints one line of JSON.
 //
 //   handover_bench local                two ranks as threads, and memcpy of as many bytes
 //   mpirun -n 2 handover_bench ours     two ranks as processes, through the transport
@@ -25,7 +25,7 @@ constexpr int kTurns = 15;
 
 int rounds_for(std::int64_t bytes) { return static_cast<int>(std::clamp<std::int64_t>((8 << 20) / bytes, 2, 200)); }
 
-/// The best of some turns, in seconds per call.
+/// Seconds per call, the best of kTurns.
 template <typename Work>
 double best_of(int rounds, const Work& work) {
   double best = 1e9;

@@ -1,10 +1,10 @@
-// What the end of a step costs, over the number of ranks.
+// The cost of ending a step, by number of ranks.
 //
 //   ranks_bench                     ranks as threads: 16, 32, 64, 128, 256
 //   mpirun -n N ranks_bench         ranks as processes
 //
-// A step without work, and one in which every rank sends a small message to the next. Time per step and rank stays the
-// same when the cost is linear in the ranks.
+// Measures a step without work, and one in which every rank sends a small message to the next. If the cost is linear in
+// the ranks, the time per step and rank stays the same.
 
 #include <torch/torch.h>
 

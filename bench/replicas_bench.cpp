@@ -1,5 +1,5 @@
-// A pipeline of 2 ranks on 2 replicas: how much of the averaging of gradients is hidden behind what the schedule still
-// computes, from the timelines. Prints one line of JSON.
+// A pipeline of 2 ranks with 2 replicas: how much of the gradient all-reduce overlaps with compute, from the timelines.
+// Prints one line of JSON.
 //
 //   [mpirun -n 4] replicas_bench SCHEDULE STAGES_PER_RANK WIDTH ROWS MICROBATCHES
 
@@ -19,11 +19,11 @@ namespace {
 constexpr int kSteps = 12;
 constexpr int kWarmUp = 2;
 
-/// Of all averagings on one rank, in seconds.
+/// Sums over all gradient averagings on one rank, in seconds.
 struct Sums {
-  double averaging = 0;       // where the schedule has something left to compute
-  double waited = 0;          // of that, with nothing to do
-  double last_averaging = 0;  // where it has not
+  double averaging = 0;       // of those that start before the last compute
+  double waited = 0;          // the part of it that the rank waited
+  double last_averaging = 0;  // of those that start after
   double step = 0;
 };
 

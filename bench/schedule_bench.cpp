@@ -1,5 +1,5 @@
-// Generates, lowers and verifies one schedule, and prints what it cost as one line of JSON. A process per measurement,
-// so that the peak of resident memory belongs to it alone; schedule_bench.py runs it beside torch and makes the ratios.
+// Generates, lowers and verifies one schedule, and prints time and memory as one line of JSON. Each measurement is a
+// process, so that the peak of resident memory is its own; schedule_bench.py runs it beside torch and computes ratios.
 //
 //   schedule_bench NAME RANKS STAGES_PER_RANK MICROBATCHES [REPETITIONS]     the best of them is printed
 
@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The high-water mark of this process. (getrusage would count the process that started it, too.)
+/// Peak resident memory of this process. (getrusage would include the process that started it.)
 long peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {

@@ -1,8 +1,8 @@
-// One training step through a pipeline beside the bare loop that a user would write without one: forward, loss,
-// backward, microbatch after microbatch, on the same modules, one thread per rank: what is measured is the cost of
-// staging. Beside that, for schedules of full backwards, a loop that is staged by hand and takes the actions in the
-// schedule's order: what it costs more than the bare loop is the order's, not ours. All run in one process, in turns;
-// the best of the turns counts. Prints one line of JSON.
+// Compares a training step of a pipeline with the plain loop a user would write (forward, loss, backward, one
+// microbatch after the other), on the same modules with one thread per rank: the difference is the cost of staging. For
+// schedules of full backwards also runs a loop that is staged by hand and takes the actions in the schedule's order:
+// its difference to the plain loop is the cost of that order. All run in one process, in turns; the best turn counts.
+// Prints one line of JSON.
 //
 //   step_bench SCHEDULE WIDTH ROWS_PER_MICROBATCH MICROBATCHES STAGES [RANKS] [DEVICE]
 
@@ -46,7 +46,7 @@ void synchronise(const torch::Device& device) {
   if (device.is_cuda()) torch::cuda::synchronize();
 }
 
-/// A name, or a CSV file.
+/// The schedule by name or from a CSV file.
 sc::Schedule plan_of(const Setting& setting) {
   if (setting.schedule.ends_with(".csv")) {
     std::ifstream file(setting.schedule);
@@ -133,7 +133,7 @@ void run(const Setting& setting, sc::World& world) {
   double by_hand = 1e9;
   double ours = 1e9;
   const at::Tensor guess = torch::tensor(seconds_per_step(setting, 3, our_step), at::kDouble);
-  world.everyone().all_reduce(guess, sc::Reduction::kMax);  // all ranks make as many steps
+  world.everyone().all_reduce(guess, sc::Reduction::kMax);  // all ranks run the same number of steps
   const int steps = std::clamp(static_cast<int>(0.05 / guess.item<double>()), 1, 50);
   for (int turn = 0; turn < 15; ++turn) {
     if (setting.ranks == 1) bare = std::min(bare, seconds_per_step(setting, steps, bare_step));

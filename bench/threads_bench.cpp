@@ -1,5 +1,5 @@
-// How close ranks as threads come to what the schedule allows: a step's time beside the time that the same actions,
-// each as long as it was measured, would take if a rank never waited for anything but its inputs. Prints one line of
+// How close ranks as threads come to the ideal time of a schedule. Compares a measured step with the time that the same
+// actions, each with its measured duration, would take if ranks waited for nothing but their inputs. Prints one line of
 // JSON.
 //
 //   threads_bench SCHEDULE RANKS STAGES_PER_RANK MICROBATCHES WIDTH ROWS_PER_MICROBATCH
@@ -24,11 +24,11 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-using Durations = std::map<std::pair<std::size_t, std::size_t>, std::vector<double>>;  // of (rank, action), by step
+using Durations = std::map<std::pair<std::size_t, std::size_t>, std::vector<double>>;  // by (rank, action), per step
 
-/// The step's time if every action took its usual time and started as soon as its rank and its inputs were there.
+/// The step's time if every action took its median time and started as soon as its rank and its inputs were ready.
 double ideal_time(const sc::Schedule& schedule, const Durations& durations) {
-  std::map<std::tuple<bool, int, int>, double> given;  // (forward?, stage, microbatch): when
+  std::map<std::tuple<bool, int, int>, double> given;  // end time by (is forward, stage, microbatch)
   std::vector<double> clock(schedule.rows.size(), 0);
   std::vector<std::size_t> next(schedule.rows.size(), 0);
   for (bool moved = true; moved;) {

@@ -1,5 +1,5 @@
-// A pipeline that finds its schedule while it trains: some steps are recorded, rank 0 plans, old and new take turns,
-// and the faster one stays.
+// A pipeline that finds its schedule while it trains: it records some steps, rank 0 plans, then the old and the new
+// schedule are measured in turns, and the faster one stays.
 //
 //   step  0 ...  7   recorded: backwards whole, split, whole, split, ...
 //   step  8 ... 15   measured: planned, old, planned, old, ...

@@ -1,5 +1,4 @@
-// Stop and go on: a run that saves, and another one that loads what it saved, give the losses of a run that never
-// stopped.
+// Stop and resume: a run that loads the checkpoint of another gives the losses of a run that never stopped.
 //
 //   steps 0..9                    10..19
 //   ────────────▶ checkpoint ──▶ ────────────▶   the same, bit for bit
@@ -15,7 +14,7 @@
 
 namespace sc = stagecraft;
 
-/// A pipeline over a model of its own, and its optimizer.
+/// A model, its pipeline and its optimizer.
 struct Run {
   explicit Run(sc::World& world)
       : model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Dropout(0.1), torch::nn::Linear(32, 32),

@@ -1,5 +1,5 @@
-// A layer that computes its own weight gradient, later: autograd sees only the input's. The runtime calls the builder
-// right after a microbatch's backward, and what it returns in the weight part.
+// A layer that computes its own weight gradient, later: autograd computes only the gradient of the input. Right after
+// the backward of a microbatch, the runtime calls deferred_weights; it runs the returned function in the weight part.
 
 #include <torch/torch.h>
 
@@ -16,7 +16,7 @@ struct Saved {
   torch::Tensor input, gradient;
 };
 
-/// y = x W^T; its backward gives dx and puts (x, dy) aside.
+/// y = x W^T; its backward returns dx and saves (x, dy).
 struct DeferredLinear : torch::autograd::Function<DeferredLinear> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
                                const torch::Tensor& weight, std::int64_t saved) {
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
       return DeferredLinear::apply(call.tensor(0), weight.detach().requires_grad_(true),
                                    reinterpret_cast<std::int64_t>(&last));
     };
-    // The same, left to autograd.
+    // The same layer with autograd, for comparison.
     const auto reference = weight.detach().clone().requires_grad_(true);
     const auto plain = [&](const sc::StageCall& call) -> sc::Value { return call.tensor(0).matmul(reference.t()); };
 

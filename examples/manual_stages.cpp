@@ -18,7 +18,7 @@ struct HeadImpl : torch::nn::Module {
 };
 TORCH_MODULE(Head);
 
-/// Several values out, too: a list.
+/// Also returns several values, as a list.
 struct MiddleImpl : torch::nn::Module {
   MiddleImpl() : linear(register_module("linear", torch::nn::Linear(16, 16))) {}
   sc::Value forward(const torch::Tensor& hidden, const torch::Tensor& mask) {

@@ -1,5 +1,5 @@
-// Two pipelines side by side, each on half of every batch: the gradients are those of the whole batch. And a gradient
-// norm over all stages, which takes a word between the ranks of a pipeline.
+// Two replicas of a pipeline, each on half of every batch: the gradients are those of the whole batch. Clips the
+// gradient norm over all stages, which needs an all-reduce between the ranks of a pipeline.
 //
 //   threads: 2 ranks x 2 replicas; mpirun -n 4: the same as processes; mpirun -n 2: 1 rank x 2 replicas
 
@@ -13,7 +13,7 @@ namespace sc = stagecraft;
 
 namespace {
 
-/// As torch::nn::utils::clip_grad_norm_, of a model that no rank has as a whole.
+/// Like torch::nn::utils::clip_grad_norm_, for a model that is divided among ranks.
 void clip_gradients(sc::World& world, const std::vector<at::Tensor>& parameters, double most) {
   at::Tensor square = torch::zeros({});
   for (const auto& parameter : parameters) square += parameter.grad().pow(2).sum();

@@ -9,7 +9,7 @@
 
 namespace sc = stagecraft;
 
-/// Two microbatches; all weight parts at the end.
+/// A schedule for two microbatches, with all weight parts at the end.
 std::string make_plan(int ranks) {
   std::string csv;
   for (int r = 0; r < ranks; ++r) {

@@ -20,7 +20,7 @@ std::vector<Port> output_ports(const graph::Program& program);
 /// "float32 [s0, 8]", "an integer (s0)", "always true".
 std::string port_text(const graph::Program& program, const graph::Argument& argument);
 
-/// Of what is no value of the program: "true", "3", "None".
+/// Text of a constant argument: "true", "3", "None".
 std::string fixed_text(const graph::Argument& argument);
 
 struct Total {

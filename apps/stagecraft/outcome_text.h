@@ -11,7 +11,7 @@
 namespace stagecraft::cli {
 
 void write_line(std::ostream& out, std::string_view label, std::string_view value);
-/// Of a part of 1.
+/// `part` is a fraction between 0 and 1.
 std::string percent(double part);
 
 std::string span_text(const Simulation& simulation);

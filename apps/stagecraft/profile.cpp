@@ -76,7 +76,7 @@ class ProfileCommand : public Command {
     return value;
   }
 
-  /// Of several files, the one at fault is named.
+  /// With several files, errors name the file at fault.
   void check_alone(const std::string& file, const Recording& recording) const {
     try {
       (void)profile(std::span(&recording, 1), {.skip = skip_});

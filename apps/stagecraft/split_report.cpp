@@ -25,7 +25,7 @@ Json loads_json(const Program& program, const std::vector<int>& loads) {
   return list;
 }
 
-/// Of the gradients that go back over a boundary.
+/// Bytes of the gradients sent back over a boundary.
 double gradient_bytes(const Program& program, const graph::CutProgram& cut, int boundary) {
   double bytes = 0;
   for (const ValueId value : graph::crossing(cut, boundary)) {

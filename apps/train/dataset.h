@@ -9,7 +9,7 @@
 
 namespace stagecraft::train {
 
-/// Tensors of a safetensors file whose rows (dimension 0) are examples. Nothing is held: rows are read when asked for.
+/// Tensors of a safetensors file whose rows (dimension 0) are examples. Rows are read from the file on each call.
 class Dataset {
  public:
   /// Throws FileError.
@@ -19,7 +19,7 @@ class Dataset {
   [[nodiscard]] const safetensors::Entry* find(const std::string& name) const { return reader_.find(name); }
   /// "inputs, target".
   [[nodiscard]] std::string names() const;
-  /// These are there, and of a type that LibTorch has.
+  /// Both require a tensor of that name, and throw InvalidArgument for a type that LibTorch does not have.
   [[nodiscard]] at::Tensor rows(const std::string& name, const std::vector<std::int64_t>& which) const;
   [[nodiscard]] at::Tensor whole(const std::string& name) const;
 
@@ -27,7 +27,7 @@ class Dataset {
   safetensors::Reader reader_;
 };
 
-/// Which rows a step takes. It depends on nothing but its numbers, so a run can go on anywhere.
+/// The order of rows. It depends only on the arguments of the constructor, so a run can resume at any step.
 class RowOrder {
  public:
   RowOrder(std::int64_t rows, std::int64_t batch, bool shuffle, std::uint64_t seed)

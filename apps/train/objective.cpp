@@ -22,7 +22,7 @@ const at::Tensor& chosen(const Value& output, const std::string& name) {
 
 std::string shape(const at::Tensor& tensor) { return TensorSpec::of(tensor).text(); }
 
-constexpr std::int64_t kIgnored = -100;  // as in Python: such a target does not count
+constexpr std::int64_t kIgnored = -100;  // as in Python: such a target is ignored
 
 at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target, const Classes& classes) {
   if (target.sizes() !=

@@ -7,17 +7,17 @@
 
 namespace stagecraft::train {
 
-/// Classes among the targets of a step. Known on the CPU, before anything computes with them: a GPU does not survive a
-/// class that the output does not have.
+/// The range of classes among the targets of a step. Checked on the CPU before the loss is computed, because a class
+/// that the output does not have crashes a GPU kernel.
 struct Classes {
   std::int64_t least = 0;
   std::int64_t most = 0;
 
-  /// Of targets on the CPU; none for other targets than integers.
+  /// The classes of targets on the CPU; 0 to 0 for targets that are not integers.
   static Classes of(const at::Tensor& target);
 };
 
-/// The loss that the options name, on the output that they name. `classes` is what the targets of the step have.
+/// The loss of the options, computed on the output of the options. `classes`: those of the current step's targets.
 LossFunction objective(const Options& options, std::shared_ptr<const Classes> classes);
 
 }  // namespace stagecraft::train

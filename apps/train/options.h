@@ -15,7 +15,7 @@ struct Options {
   std::string data;
   std::string target = "target";
   std::string loss = "cross_entropy";
-  std::string output;  ///< Of the model's, by name; empty: "logits", or the first.
+  std::string output;  ///< Name of the model's output that the loss takes; empty: "logits", or the first.
 
   std::int64_t steps = 100;
   std::int64_t batch = 8;
@@ -24,7 +24,7 @@ struct Options {
 
   int ranks = 1;
   int replicas = 1;
-  std::string device = "auto";  ///< "cpu", "cuda", or CUDA where there is any.
+  std::string device = "auto";  ///< "cpu", "cuda" or "auto": CUDA if there is any.
   std::string schedule = "1F1B";
   int microbatches = 1;
   std::vector<std::string> at;  ///< "module" or "module:end".
@@ -43,10 +43,11 @@ struct Options {
   std::int64_t report = 10;
 };
 
-/// The options as the command line has them.
+/// Adds the command-line options to the parser.
 void add_options(CLI::App& parser, Options& options);
 
-/// Whether to go on; `code` is the exit code when not. Prints help, version and mistakes itself.
+/// Parses the command line. Returns false, with the exit code in `code`, if the program should end. Prints help and
+/// errors.
 bool parse(int argc, char** argv, Options& options, int& code);
 
 }  // namespace stagecraft::train

@@ -41,7 +41,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, 
   return std::make_unique<torch::optim::AdamW>(std::move(parameters), own);
 }
 
-/// The model's inputs from the data: those with rows, and those that are the same in every step.
+/// Reads the model's inputs from the data: those cut by rows, and those that are the same in every step.
 class Batches {
  public:
   Batches(const Pipe& pipe, const Options& options, at::Device device)
@@ -79,7 +79,7 @@ class Batches {
     for (const std::string& name : whole_) dict.emplace_back(name, data_.whole(name).to(device_));
     return dict;
   }
-  /// On the CPU.
+  /// The targets, on the CPU.
   [[nodiscard]] at::Tensor targets(std::int64_t batch) { return data_.rows(options_.target, order_->batch(batch)); }
 
  private:
@@ -103,7 +103,7 @@ class Batches {
     if (fits && by_row) count(entry, faults);
   }
 
-  /// In LibTorch's words, as far as it has any.
+  /// The entry with LibTorch's name of its type, if LibTorch has the type.
   static std::string text_of(const safetensors::Entry& entry) {
     const std::optional<at::ScalarType> type = dtype_of(entry.dtype);
     return type ? TensorSpec{entry.shape, *type}.text() : entry.text();
@@ -126,7 +126,7 @@ class Batches {
   std::optional<RowOrder> order_;
 };
 
-/// What is written at the end can be written: nobody trains for a month to learn that it cannot.
+/// Checks before training that the output files can be written.
 void check_places(const Options& options) {
   Faults faults;
   for (const auto& [option, file] :
@@ -144,7 +144,7 @@ void check_places(const Options& options) {
   if (!faults.empty()) throw InvalidArgument(faults.text());
 }
 
-/// Says how it goes, on the rank that knows.
+/// Reports progress, on the rank that has the loss.
 class Progress {
  public:
   Progress(const Options& options, bool speaks) : options_(options), speaks_(speaks) {}

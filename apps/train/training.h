@@ -6,10 +6,10 @@
 
 namespace stagecraft::train {
 
-/// The model, cut as the options say, for this world. Throws InvalidArgument, FileError.
+/// Opens the model and cuts it as the options say. Throws InvalidArgument, FileError.
 Pipe cut_for(const Options& options, const World& world);
 
-/// What one rank does. Throws on all ranks when it throws on one.
+/// Trains on one rank. If it throws on one rank, it throws on all.
 void train(World& world, const Options& options);
 
 }  // namespace stagecraft::train

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-/// A small GPT, as the pieces a pipeline wants: each piece is a module of its own.
+/// A small GPT in pieces for the stages of a pipeline; each piece is a module.
 struct GptConfig {
   std::int64_t vocabulary = 128;
   std::int64_t context = 64;

@@ -1,5 +1,5 @@
-// Trains a small GPT on the characters of some text, four ranks as threads (or as many processes as mpirun starts), a
-// zero-bubble schedule; then runs the same steps on one device and shows that nothing differs.
+// Trains a small GPT on the characters of some text, on four ranks as threads (or as many processes as mpirun starts)
+// with a zero-bubble schedule. Then runs the same steps on one device and compares the results.
 //
 //   [mpirun -n N] gpt_demo [--steps N] [--schedule NAME] [--stages-per-rank N] [--ranks N] [--replicas N]
 //                          [--device cpu|cuda] [--out FOLDER] TEXT_FILE...
@@ -30,7 +30,7 @@ struct Options {
   int steps = 40;
   int ranks = 4;
   int replicas = 1;
-  int stages_per_rank = 0;  // as the schedule usually has
+  int stages_per_rank = 0;  // 0: the schedule's usual number
   int microbatches = 8;     // of all replicas
   std::int64_t rows = 16;
   std::string schedule = "ZB-H1";
@@ -44,7 +44,7 @@ struct Batch {
   torch::Tensor next;
 };
 
-/// Batches of the text's bytes, the same every time.
+/// Random batches of the text's bytes; each step's batch is the same in every run.
 class Text {
  public:
   Text(const std::vector<std::string>& files, const GptConfig& config) : config_(config) {
@@ -139,7 +139,7 @@ void write_timelines(const Options& options, const std::deque<sc::StepTimelines>
               steps.size(), trace.c_str());
 }
 
-/// On rank 0 of each replica, in the order of the stages.
+/// The weights of the whole model in the order of the stages, on rank 0 of each replica; empty elsewhere.
 std::vector<torch::Tensor> collect_weights(sc::World& world, const Options& options, const sc::Pipeline& pipeline,
                                            const std::vector<GptPiece>& pieces) {
   const sc::Placement placement = sc::placement_in(world, options.schedule, options.stages_per_rank);
@@ -155,7 +155,7 @@ std::vector<torch::Tensor> collect_weights(sc::World& world, const Options& opti
   return weights;
 }
 
-/// One rank's part. Rank 0 of each replica gets everything that was trained.
+/// Trains on one rank. Rank 0 of each replica gets the weights of the whole model.
 Trained train_pipelined(sc::World& world, const Options& options, const Text& text,
                         const std::vector<GptPiece>& pieces) {
   std::vector<sc::Stage> stages;
@@ -198,7 +198,7 @@ Trained train_pipelined(sc::World& world, const Options& options, const Text& te
   return trained;
 }
 
-/// The same microbatches one after the other, without any of the above.
+/// Trains on one device with the same microbatches, one after the other, without Stagecraft.
 Trained train_on_one_device(const Options& options, const Text& text, const at::Device& device,
                             std::vector<GptPiece> pieces) {
   Trained trained;
@@ -296,8 +296,8 @@ int demo(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const GptConfig config;
   const Text text(options.files, config);
-  // The ranks of a replica that are threads share one set of pieces. All sets are made at once: the random generator is
-  // one for all threads.
+  // The ranks of a replica that are threads share one set of pieces. One thread makes all sets, because all threads
+  // share one random generator.
   std::once_flag once;
   std::vector<std::vector<GptPiece>> pieces;
   const auto program = [&](sc::World& world) {

@@ -22,18 +22,18 @@ Edge edge_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor) : Edge();
 }
 
-/// The engine that runs everything reachable, into the leaves' .grad.
+/// Runs everything reachable from `roots`, and accumulates into the leaves' .grad.
 void accumulate(const edge_list& roots, const variable_list& gradients) {
   if (roots.empty()) return;
   torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false, /*create_graph=*/false,
                                                         /*accumulate_grad=*/true);
 }
 
-/// The hooks on tensors inside the graph. The input part runs them on its way through the forks; the weight part, which
-/// starts at the forks, must see what they made of the gradients without running them again.
+/// Records the results of hooks on tensors inside the graph. The input part runs the hooks at the forks; the weight
+/// part, which starts at the forks, must use the gradients that they returned without running them again.
 class RecordedHooks {
  public:
-  /// Of the nodes behind `edges`, from the given one on.
+  /// Wraps the hooks of the nodes behind `edges`, from index `begin` on.
   RecordedHooks(const edge_list& edges, std::size_t begin) {
     for (std::size_t i = begin; i < edges.size(); ++i) {
       torch::autograd::Node& node = *edges[i].function;
@@ -46,7 +46,7 @@ class RecordedHooks {
     }
   }
 
-  /// Takes the hooks away from the node, and makes the gradient what they made of it.
+  /// Removes the hooks from the node, and sets the gradient to what they returned.
   void apply(const Edge& fork, at::Tensor& gradient) {
     fork.function->retains_grad_hooks().clear();
     const auto found = records_.find(fork.function.get());
@@ -179,7 +179,7 @@ std::vector<at::Tensor> Backward::input_part(const std::vector<at::Tensor>& grad
       later.push_back(std::move(wanted[i]));
       later_gradients.push_back(std::move(found[i]));
     }
-    // The forks are held by `later` now; the path between them goes.
+    // `later` holds the forks now: cut the path between them, which frees it.
     std::vector<NodePtr> forks;
     for (const auto& cut : plan.cuts()) forks.push_back(*nodes[cut.node]);
     for (std::size_t i = 0; i < forks.size(); ++i) forks[i]->next_edges()[plan.cuts()[i].edge] = Edge();

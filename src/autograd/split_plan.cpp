@@ -10,7 +10,7 @@ using torch::autograd::Node;
 
 namespace {
 
-/// Whether no node stands in the list twice.
+/// Whether every node is in the list only once.
 bool all_different(const SplitPlan::Nodes& nodes) {
   std::vector<const Node*> sorted;
   sorted.reserve(nodes.size());
@@ -21,7 +21,7 @@ bool all_different(const SplitPlan::Nodes& nodes) {
 
 }  // namespace
 
-// Both walks number nodes alike: roots in their order, then breadth first, edge by edge.
+// `match` and `learn` number nodes in the same way: roots in their order, then breadth first, edge by edge.
 
 bool SplitPlan::match(std::span<const Edge> roots, std::span<const Edge> inputs, Nodes& nodes) const {
   if (times_learnt == 0 || roots.size() != roots_.size() || inputs.size() != inputs_.size()) return false;

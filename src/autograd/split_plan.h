@@ -12,16 +12,15 @@ namespace stagecraft {
 /// LibTorch 2.13 holds nodes in an intrusive_ptr, 2.11 in a shared_ptr.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-/// A graph's shape, and where to cut graphs of that shape.
+/// The shape of a graph, and where to cut graphs of that shape.
 ///
 ///   output ── add ── matmul ── relu ── matmul ── input        ── on the path to an input
 ///              │       │                 │                    │  off it: a branch to weights
 ///             bias   weight            weight
 ///
 /// The nodes where a branch leaves the path are the forks: add and both matmuls above. The input part walks the path
-/// and catches the gradients that arrive at the forks. Then the path is cut behind every fork, so that the weight part,
-/// a single backward from all forks at once, runs the branches and nothing else: no branch twice, no fork through
-/// another.
+/// and captures the gradients that arrive at the forks. Then the path is cut behind every fork. So the weight part, one
+/// backward from all forks at once, runs every branch once, and does not reach one fork from another.
 class SplitPlan {
  public:
   using Index = std::uint32_t;
@@ -41,7 +40,8 @@ class SplitPlan {
   /// The nodes of a graph in the order of the plan, as the pointers inside the graph.
   using Nodes = std::vector<const NodePtr*>;
 
-  /// Null-edged roots and inputs are left out. Finds the nodes and returns true if the graph has this plan's shape.
+  /// Finds the nodes of the graph; returns true if it has this plan's shape. Roots and inputs with null edges are left
+  /// out.
   bool match(std::span<const torch::autograd::Edge> roots, std::span<const torch::autograd::Edge> inputs,
              Nodes& nodes) const;
   /// Makes this the plan of the graph.
@@ -49,7 +49,7 @@ class SplitPlan {
 
   [[nodiscard]] const std::vector<Arrival>& arrivals() const { return arrivals_; }
   [[nodiscard]] const std::vector<Cut>& cuts() const { return cuts_; }
-  /// Whether an input can be reached at all.
+  /// Whether an input can be reached from a root.
   [[nodiscard]] bool reaches(std::size_t input) const { return inputs_[input] != kNone; }
   [[nodiscard]] bool reaches_any_input() const;
   /// Whether a root lies on a path to an input.
@@ -64,7 +64,7 @@ class SplitPlan {
     const std::type_info* type;
     Index first_edge;  // in targets_
     Index edges;
-    Index inputs;  // gradients that arrive
+    Index inputs;  // number of gradients that arrive
   };
 
   void mark_cuts(const Nodes& nodes);

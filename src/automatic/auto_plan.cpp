@@ -18,7 +18,7 @@
 namespace stagecraft {
 namespace {
 
-constexpr double kWorthwhile = 1e-3;  // of a step; less is not worth a change
+constexpr double kWorthwhile = 1e-3;  // the smallest gain, as a part of a step, that is worth a change
 constexpr char kSeparator = '\x1f';
 
 std::string exact_text(double value) {
@@ -44,13 +44,13 @@ PlanRequest request_for(const Schedule& starting, const Costs& costs, double mem
   return request;
 }
 
-/// As it would be executed.
+/// The schedule as it would be executed.
 Schedule lowered(Schedule schedule, const std::string& passes) {
   run_passes(schedule, passes);
   return schedule;
 }
 
-/// The shortest so far.
+/// Keeps the schedule with the shortest makespan.
 class Choice {
  public:
   Choice(const Costs& costs, const std::string& passes) : costs_(costs), passes_(passes) {}
@@ -91,7 +91,7 @@ double auto_memory_limit(const AutoOptions& options, const Schedule& starting) {
 AutoPlan find_plan(const std::vector<Recording>& recordings, const Schedule& starting, double memory_limit,
                    const AutoOptions& options, const std::string& passes) {
   Profile measured = profile(recordings, {.skip = 0});
-  // What lies between two steps is no part of them.
+  // The time between two steps does not count.
   for (StageCosts& stage : measured.costs.stages) stage.optimizer = 0;
   AutoPlan found;
   found.costs = measured.costs;

@@ -9,21 +9,22 @@
 
 namespace stagecraft {
 
-/// What rank 0 finds, and tells the others.
+/// The plan that rank 0 finds and sends to the others.
 struct AutoPlan {
-  std::string csv;  ///< Compute-only; empty when nothing is better than the schedule at the beginning.
+  std::string csv;  ///< The compute-only schedule; empty when nothing is better than the starting one.
   std::string name;
   Costs costs;
   double predicted_before = 0;
   double predicted_after = 0;
 };
 
-/// The largest number of activations that a rank may hold, from what the user says and what the starting schedule does.
-/// Throws InvalidArgument when no schedule can keep it.
+/// The largest number of live activations that a rank may hold, from the options or, by default, from the starting
+/// schedule. Throws InvalidArgument when no schedule can keep the limit.
 double auto_memory_limit(const AutoOptions& options, const Schedule& starting);
 
-/// Profiles and plans. The shortest step is looked for among the planner's schedule, every known one for this
-/// placement, and the starting one: ranks meet at the end of each step, so makespans count, not spans.
+/// Computes costs from the recordings and finds the schedule with the shortest step among the planner's, every known
+/// one for this placement, and the starting one. Compares makespans, not spans, because ranks meet at the end of each
+/// step.
 AutoPlan find_plan(const std::vector<Recording>& recordings, const Schedule& starting, double memory_limit,
                    const AutoOptions& options, const std::string& passes);
 

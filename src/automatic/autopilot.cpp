@@ -76,7 +76,7 @@ Autopilot::Variant Autopilot::variant() const {
 void Autopilot::after_step(const Timeline& timeline, double seconds) {
   if (is_decided()) return;
   const Variant present = variant();
-  const bool is_warm = turns_ >= 2;  // the first of each kind finds memory and graphs that it does not know
+  const bool is_warm = turns_ >= 2;  // the first step of each kind is a warm-up
   ++turns_;
   if (is_warm && records()) timelines_[present].push_back(timeline);
   if (is_warm && !records()) seconds_[present].push_back(seconds);
@@ -85,7 +85,7 @@ void Autopilot::after_step(const Timeline& timeline, double seconds) {
   records() ? plan_together() : decide_together();
 }
 
-/// On rank 0 of the world, of all replicas; nothing elsewhere.
+/// The recordings of all replicas, on rank 0 of the world; without steps elsewhere.
 std::vector<Recording> Autopilot::gather_recordings() {
   const auto replicas = static_cast<std::size_t>(world_.replicas());
   std::vector<Recording> recordings;
@@ -106,7 +106,7 @@ std::vector<Recording> Autopilot::gather_recordings() {
 }
 
 void Autopilot::plan_together() {
-  report_.phase = AutoReport::Phase::kDecided;  // should this fail
+  report_.phase = AutoReport::Phase::kDecided;  // in case this fails
   const std::vector<Recording> recordings = gather_recordings();
   std::exception_ptr own;
   Message message;  // the plan, or why there is none

@@ -9,7 +9,7 @@
 
 namespace stagecraft {
 
-/// The steering of "auto":
+/// Chooses the schedules of "auto":
 ///
 ///   profiling   whole, split, whole, split, ...      recorded; then rank 0 plans, and all get its plan
 ///   comparing   planned, whole, planned, whole, ...  measured; then all keep the faster one
@@ -19,15 +19,15 @@ class Autopilot : public Steering {
   enum Variant : std::uint8_t { kWhole, kSplit, kPlanned };
   static constexpr std::size_t kVariants = 3;
 
-  /// `starting` is compute-only; plans are judged as `passes` lower them. Throws InvalidArgument for options that
-  /// cannot be.
+  /// `starting` is compute-only; plans are compared after `passes` have lowered them. Throws InvalidArgument for
+  /// options out of range.
   Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes);
 
   [[nodiscard]] std::size_t next() const override { return variant(); }
   [[nodiscard]] const Schedule& schedule(std::size_t number) const override { return schedules_.at(number); }
   [[nodiscard]] bool is_decided() const override { return report_.phase == AutoReport::Phase::kDecided; }
   [[nodiscard]] bool records() const override { return report_.phase == AutoReport::Phase::kProfiling; }
-  /// May plan, which takes a while. When that goes wrong, all ranks keep the schedule they started with.
+  /// May plan, which takes up to AutoOptions::time_budget. If planning fails, all ranks keep the starting schedule.
   void after_step(const Timeline& timeline, double seconds) override;
   [[nodiscard]] const AutoReport& report() const { return report_; }
 
@@ -43,7 +43,7 @@ class Autopilot : public Steering {
   std::string passes_;
   std::array<Schedule, kVariants> schedules_;
   AutoReport report_;
-  int turns_ = 0;                                   // of the phase
+  int turns_ = 0;                                   // steps in this phase
   std::array<StepTimelines, kVariants> timelines_;  // of this rank, by step
   std::array<std::vector<double>, kVariants> seconds_;
 };

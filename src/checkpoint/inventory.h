@@ -10,7 +10,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-/// What a rank has that belongs in a checkpoint.
+/// The tensors of a rank that belong in a checkpoint.
 namespace stagecraft {
 
 /// Parameters and buffers of this rank's stages, without those that are not saved. A tensor that several of its stages
@@ -20,15 +20,15 @@ NamedTensors weights_of(const Pipeline& pipeline);
 std::vector<std::string> other_names(const Pipeline& pipeline, const std::string& parameter);
 /// Names of buffers that are not saved.
 std::vector<std::string> not_saved(const Pipeline& pipeline);
-/// Parameters of the pipeline that the optimizer changes, by every name they have.
+/// Parameters of the pipeline that the optimizer updates.
 NamedTensors optimized(const Pipeline& pipeline, const torch::optim::Optimizer& optimizer);
-/// Whether the optimizer changes something that is not of the pipeline.
+/// Whether the optimizer has a parameter that is not in the pipeline.
 bool has_strangers(const Pipeline& pipeline, const torch::optim::Optimizer& optimizer);
 
-/// The words of every rank of the world, by rank. No word holds a 0.
+/// Gathers the words of every rank of the world, by rank. No word may contain a 0 byte.
 std::vector<std::vector<std::string>> gather(World& world, const std::vector<std::string>& words);
 
-/// What all ranks say, each thing once.
+/// The faults of all ranks, each listed once.
 Faults merged(const std::vector<std::vector<std::string>>& by_rank);
 
 }  // namespace stagecraft

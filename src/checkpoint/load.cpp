@@ -25,13 +25,13 @@ std::string form_text(at::ScalarType type, at::IntArrayRef shape) {
   return Entry{"", dtype.empty() ? c10::toString(type) : dtype, shape.vec(), 0, 0}.text();
 }
 
-/// One tensor of this rank, and where the file has it; null where it does not.
+/// One tensor of this rank, and its entry in the file; null if it has none.
 struct Wanted {
   at::Tensor tensor;
   const Entry* entry;
 };
 
-/// What is remembered of one parameter.
+/// The optimizer state of one parameter.
 struct WantedState {
   at::Tensor parameter;
   std::vector<const Entry*> entries;  // by slot
@@ -89,7 +89,7 @@ class Load {
   // --- whether it fits ---
 
   Faults check() {
-    std::vector<std::string> names;  // that may be in the file
+    std::vector<std::string> names;  // names that may be in the file
     const auto find = [&](const std::string& name) {
       names.push_back(name);
       return reader_->find(name);
@@ -127,7 +127,7 @@ class Load {
     return merged(gather(world_, faults_));
   }
 
-  /// Whether it is so on any rank.
+  /// Whether `here` is true on any rank.
   bool anywhere(bool here) {
     const auto all = gather(world_, {here ? "yes" : "no"});
     return std::any_of(all.begin(), all.end(), [](const auto& of_rank) { return of_rank[0] == "yes"; });
@@ -175,7 +175,7 @@ class Load {
     fault(in_quotes(name) + " is " + entry->text() + ", but the model has " + form_text(type, shape));
   }
 
-  /// 0 when it is not there.
+  /// A number in the metadata; 0 when it is missing.
   std::int64_t count(const char* key) {
     const auto found = reader_->metadata().find(key);
     if (found == reader_->metadata().end()) return 0;
@@ -192,7 +192,7 @@ class Load {
 
   // --- reading ---
 
-  /// Returns what is damaged, on all ranks.
+  /// Returns the damaged tensors of all ranks.
   Faults read() {
     for (const Wanted& wanted : weights_) read_into(*wanted.entry, wanted.tensor.detach());
     const std::vector<Slot> slots = kind_ == nullptr ? std::vector<Slot>() : kind_->slots();
@@ -238,7 +238,7 @@ class Load {
   std::vector<WantedState> states_;
   std::vector<std::string> faults_;
   std::vector<std::string> optimizer_faults_;
-  bool checks_state_ = false;  // of this rank's parameters, against the file
+  bool checks_state_ = false;  // whether this rank compares optimizer state with the file
   std::int64_t step_ = 0;
   std::int64_t pipeline_steps_ = 0;
 };

@@ -23,11 +23,11 @@ const optim::OptimizerOptions& options_of(const optim::Optimizer& optimizer, con
   return optimizer.defaults();
 }
 
-/// How one slot lies in a state of type `State`.
+/// Accessors of one slot of a `State`: of a tensor or of a count.
 template <typename State>
 struct Access {
   const char* name;
-  const at::Tensor& (State::*tensor)() const noexcept = nullptr;  // or a count:
+  const at::Tensor& (State::*tensor)() const noexcept = nullptr;  // these two, or the next two
   State& (State::*set_tensor)(const at::Tensor&) = nullptr;
   const std::int64_t& (State::*count)() const noexcept = nullptr;
   State& (State::*set_count)(const std::int64_t&) = nullptr;
@@ -47,7 +47,7 @@ Access<State> count_slot(const char* name, const std::int64_t& (State::*get)() c
 template <typename State, typename Options>
 class KindOf : public OptimizerKind {
  public:
-  /// Whether a slot is needed, by its place, the options, and whether there is a state.
+  /// Whether a slot is needed, given its index, the options, and whether there is any state.
   using Needs = std::function<bool(std::size_t slot, const Options& options, bool has_state)>;
 
   KindOf(std::string name, std::vector<Access<State>> slots, Needs needs)

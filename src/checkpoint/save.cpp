@@ -36,7 +36,7 @@ at::Tensor in_memory(const at::Tensor& tensor) {
   return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
 }
 
-/// Tells tensors apart, not more.
+/// Only for telling different tensors apart.
 std::uint64_t hash_of(const at::Tensor& tensor) {
   const at::Tensor data = in_memory(tensor);
   Checksum sum;
@@ -44,11 +44,11 @@ std::uint64_t hash_of(const at::Tensor& tensor) {
   return sum.value();
 }
 
-/// A name of the file: what it is, and who has it, the sender first.
+/// An entry of the file: its type and shape, and the ranks that have it; the first one sends it.
 struct Line {
   std::string dtype;
   std::string shape;
-  std::vector<int> ranks;  // of replica 0
+  std::vector<int> ranks;  // ranks of replica 0
   bool differs = false;
 };
 
@@ -121,7 +121,7 @@ class Save {
     }
   }
 
-  /// Makes the lines from what the ranks of replica 0 have.
+  /// Makes lines_ from the words of the ranks of replica 0.
   Faults list(const std::vector<std::vector<std::string>>& by_rank) {
     Faults faults;
     for (std::size_t world_rank = 0; world_rank < by_rank.size();
@@ -150,7 +150,7 @@ class Save {
            "the whole model";
   }
 
-  /// What several stages have under one name must be one thing: a tie, a copy.
+  /// Checks that tensors of several stages under one name (a tie, a copy) have the same values.
   Faults compare_copies() {
     std::vector<std::string> words;
     for (const auto& [name, tensor] : items_) {
@@ -164,7 +164,7 @@ class Save {
         const auto [found, is_new] = hashes.emplace(all[r][i], all[r][i + 1]);
         if (is_new || found->second == all[r][i + 1] || found->second.empty()) continue;
         faults.add(two_things(all[r][i]));
-        found->second.clear();  // said once
+        found->second.clear();  // report it once
       }
     }
     return faults;
@@ -181,15 +181,15 @@ class Save {
     return all;
   }
 
-  /// One tensor after the other. Every rank hears of each, also those that have nothing to do with it: a wait is never
-  /// longer than one tensor takes.
+  /// Sends and writes one tensor after the other. Every rank takes part in the broadcast of each name, even if it has
+  /// no part in the tensor, so that no wait lasts longer than one tensor takes.
   void stream(std::int32_t id) {
     const bool writes = world_.world_rank().value == 0;
     std::vector<safetensors::Entry> entries;
     for (const auto& [name, line] : lines_) entries.push_back({name, line.dtype, shape_of(line.shape), 0, 0});
     std::optional<safetensors::Writer> writer;
     if (writes) writer.emplace(path_, entries, metadata());
-    if (writes) entries = writer->entries();  // in their order
+    if (writes) entries = writer->entries();  // in the order of the file
     const std::map<std::string, at::Tensor> mine(items_.begin(), items_.end());
 
     const auto write = [&](const safetensors::Entry& entry, const at::Tensor& tensor) {
@@ -199,7 +199,7 @@ class Save {
     };
     const auto during = world_.everyone().during("the saving of a checkpoint");
     const Purpose tensor_to_save{"a tensor of the checkpoint", {}, {}};
-    at::Tensor last;  // received, and not yet written: it is, while the next one travels
+    at::Tensor last;  // received; written while the next one is in flight
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const std::string name = world_.everyone().broadcast({{}, writes ? entries[i].name : ""}, 0).header;
       if (writes && i > 0) write(entries[i - 1], last);

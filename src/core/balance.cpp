@@ -56,7 +56,7 @@ std::vector<std::int64_t> balanced_sizes(const std::vector<double>& costs, int p
   const std::size_t things = costs.size();
   const double limit = least_largest(sums, count);
 
-  // Of what keeps to the limit, the least sum of squares.
+  // Among partitions within the limit, minimise the sum of squares.
   std::vector<std::vector<double>> least(count + 1, std::vector<double>(things + 1, kNever));
   std::vector<std::vector<std::size_t>> from(count + 1, std::vector<std::size_t>(things + 1, 0));
   least[0][0] = 0;

@@ -23,8 +23,8 @@
 namespace stagecraft {
 namespace {
 
-/// Parameters by the stage that averages them: the last one started of those that have it. The tied ones stand at the
-/// end, as if they were a further stage.
+/// Parameters by the stage that averages them: of the stages that have a parameter, the one started last. The tied ones
+/// are at the end, as one more stage.
 std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::vector<std::size_t>& order,
                                    const std::vector<at::Tensor>& tied) {
   std::map<const void*, std::size_t> last;
@@ -42,7 +42,7 @@ std::vector<NamedTensors> assigned(const std::vector<Stage>& stages, const std::
       const auto found = last.find(parameter.unsafeGetTensorImpl());
       if (found == last.end() || found->second != stage) continue;
       parameters[stage].emplace_back(name, parameter);
-      last.erase(found);  // also within a stage, once
+      last.erase(found);  // once, also within a stage
     }
   }
   return parameters;
@@ -92,7 +92,7 @@ class Averager::Implementation {
     }
   }
 
-  /// The thread is at rest, and sees it with the next task.
+  /// The thread is idle, and uses the new order from the next task on.
   void reorder(const std::vector<std::size_t>& order) {
     const std::lock_guard lock(mutex_);
     parameters_ = assigned(stages_, order, tied_);
@@ -128,7 +128,7 @@ class Averager::Implementation {
 
   void cancel() { rest(); }
 
-  std::vector<Record> records_;  // guarded by mutex_ while tasks are under way
+  std::vector<Record> records_;  // guarded by mutex_ while tasks are in flight
 
  private:
   struct Task {
@@ -140,10 +140,10 @@ class Averager::Implementation {
     return std::none_of(is_started_.begin(), is_started_.end(), [](bool started) { return started; });
   }
 
-  /// Waits until nothing is under way. Returns what went wrong.
+  /// Waits until nothing is in flight. Returns the error, if any.
   std::exception_ptr rest() {
     std::unique_lock lock(mutex_);
-    // A rank that waits for this one is to look at whom the thread waits for.
+    // If another rank times out on this one, it should look at what the averaging thread waits for.
     peers_->set_resting(true);
     changed_.wait(lock, [&] { return tasks_.empty() && !is_busy_; });
     peers_->set_resting(false);
@@ -154,7 +154,7 @@ class Averager::Implementation {
   // --- in the thread ---
 
   void work() {
-    const c10::ParallelGuard alone(true);  // the cores are the schedule's
+    const c10::ParallelGuard alone(true);  // one thread: the cores belong to the schedule
     const at::NoGradGuard no_grad;
     const c10::OptionalDeviceGuard device(device_);
     std::optional<c10::StreamGuard> guard;
@@ -185,7 +185,7 @@ class Averager::Implementation {
     }
   }
 
-  /// The exception in flight, with what it happened in.
+  /// The current exception, with the stage added to its text.
   [[nodiscard]] std::exception_ptr explained(std::size_t stage) const {
     const std::string whose =
         stage < stages_.size() ? "stage " + std::to_string(stages_[stage].index().value) : "tied parameters";
@@ -208,7 +208,7 @@ class Averager::Implementation {
   void average(std::size_t stage, Record& record) {
     const auto during = peers_->during(purposes_[stage]);
     const std::vector<at::Tensor> gradients = gradients_of(stage);
-    record.start = seconds_now();  // by now all replicas have come
+    record.start = seconds_now();  // all replicas have started it
     Buckets buckets(*peers_, bucket_bytes_);
     for (const at::Tensor& gradient : gradients) {
       record.bytes += static_cast<std::int64_t>(gradient.nbytes());
@@ -218,7 +218,7 @@ class Averager::Implementation {
     if (stage < stages_.size()) spread_buffers(stage);
   }
 
-  /// Those that some replica has; where this one has none, zero.
+  /// Gradients that some replica has; zeros where this one has none.
   std::vector<at::Tensor> gradients_of(std::size_t stage) {
     const NamedTensors& parameters = parameters_[stage];
     if (parameters.empty()) return {};
@@ -253,10 +253,10 @@ class Averager::Implementation {
     return gradients;
   }
 
-  /// Replica 0 gives those that have changed since it gave them last. Versions do not tell: kernels write statistics
-  /// behind their back.
+  /// Replica 0 broadcasts the buffers that have changed since the last time. Their values are compared, because kernels
+  /// update statistics without changing the version counter.
   void spread_buffers(std::size_t stage) {
-    constexpr std::size_t kAtOnce = 256;  // that many a message can describe
+    constexpr std::size_t kAtOnce = 256;  // the most that one message can describe
     const NamedTensors& buffers = stages_[stage].buffers();
     std::vector<at::Tensor>& sent = sent_buffers_[stage];
     sent.resize(buffers.size());

@@ -7,10 +7,10 @@
 namespace stagecraft {
 namespace {
 
-/// Tensors at least this large are averaged where they are: laying them side by side would cost more than it saves.
+/// Bytes from which a tensor is averaged in place: copying it into a bucket would cost more than it saves.
 constexpr std::size_t kLarge = 256 << 10;
 constexpr std::int64_t kAtOnce = 4;
-constexpr std::size_t kMostAtOnce = 256;  // that many a message can describe
+constexpr std::size_t kMostAtOnce = 256;  // the most that one message can describe
 
 }  // namespace
 

@@ -6,20 +6,20 @@
 
 namespace stagecraft {
 
-/// Tensors that are averaged over a group in buckets: small ones side by side in one, large ones where they are, in
-/// pieces. A few buckets travel at once, so that members seldom wait for each other; not all, so that what has arrived
-/// takes little memory.
+/// Averages tensors over a group in buckets: small ones are copied into one bucket, large ones are averaged in place,
+/// in pieces. A few buckets are sent at once, so that members seldom wait for each other; not all, to limit the memory
+/// of what arrives.
 class Buckets {
  public:
   Buckets(Group& group, std::int64_t bucket_bytes) : group_(group), bucket_bytes_(bucket_bytes) {}
 
-  /// It may be averaged at once, or with later ones.
+  /// The tensor may be averaged now, or with later ones.
   void add(const at::Tensor& tensor);
-  /// Averages what is left.
+  /// Averages the tensors that are left.
   void close();
 
  private:
-  /// Small tensors, and the buffer in which they travel.
+  /// Small tensors, and the bucket that holds copies of them.
   struct SideBySide {
     at::Tensor buffer;
     std::vector<at::Tensor> tensors;
@@ -34,9 +34,9 @@ class Buckets {
   std::int64_t bucket_bytes_;
   std::vector<at::Tensor> small_;
   std::int64_t small_bytes_ = 0;
-  std::vector<at::Tensor> buckets_;  // that travel together
+  std::vector<at::Tensor> buckets_;  // sent together
   std::int64_t bytes_ = 0;
-  std::vector<SideBySide> side_by_side_;  // of these buckets
+  std::vector<SideBySide> side_by_side_;  // the small tensors of these buckets
 };
 
 }  // namespace stagecraft

@@ -15,7 +15,7 @@ constexpr std::string_view kTensorSum = "stagecraft.xxh64.";
 
 void add_text(Checksum& sum, const std::string& text) { sum.add(text.c_str(), text.size() + 1); }
 
-/// Of names, types, shapes and checksums of all tensors, and of the metadata that is not about checksums.
+/// Hashes name, type, shape and checksum of every tensor, and all metadata except the checksums themselves.
 std::uint64_t sum_of_header(const std::vector<Entry>& entries, const Metadata& metadata) {
   std::vector<const Entry*> by_name;
   for (const Entry& entry : entries) by_name.push_back(&entry);

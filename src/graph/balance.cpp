@@ -52,7 +52,7 @@ class Balancer {
     for (int i = 0; i < count(); ++i) sent[index(i)] = static_cast<double>(places_[index(i)].bytes);
     constexpr double kTolerance = 1.1;
     best = divide(kTolerance * smallest, sent);
-    // Of those that send as little, again the one with the smallest largest stage.
+    // Among cuts that send equally little, take the one whose largest stage is smallest.
     least_limit(smallest, best, sent, cost_of(best, sent));
     std::vector<int> result;
     for (const int place : best) result.push_back(node(place));
@@ -70,7 +70,7 @@ class Balancer {
                                              [](int p, const Sweep::Place& place) { return p < place.node; }) -
                             places_.begin());
   }
-  /// Of the nodes before a place; `count` is the end.
+  /// Work of all nodes before a cut position; position `count` is the end of the program.
   [[nodiscard]] double work_before(int place) const {
     return place == count() ? before_.back() : before_[index(node(place))];
   }

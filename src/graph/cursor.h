@@ -35,7 +35,7 @@ class Cursor {
     return {(*value_)[index], path_ + "[" + std::to_string(index) + "]"};
   }
 
-  /// Of a union, which is an object with one key.
+  /// Key and value of a union, which is an object with exactly one key.
   [[nodiscard]] std::pair<std::string, Cursor> alternative() const {
     if (object().size() != 1) refuse("must have exactly one key");
     const auto only = value_->begin();

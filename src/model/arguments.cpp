@@ -31,7 +31,7 @@ std::optional<at::Scalar> scalar(const Argument& argument) {
   return std::nullopt;
 }
 
-/// A list of the numbers a node gives, whatever the kind of list it is in; one number is a list of `count`.
+/// Any list of numbers as a list of `Number`; a single number is repeated `count` times. None for other arguments.
 template <typename Number>
 std::optional<std::vector<Number>> numbers(const Argument& argument, std::size_t count) {
   if (const auto* integers = std::get_if<std::vector<std::int64_t>>(&argument))

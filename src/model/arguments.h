@@ -8,10 +8,10 @@
 
 namespace stagecraft {
 
-/// Makes an instruction's arguments from a node's, as the operator's schema wants them.
+/// Converts a node's arguments to those of an instruction, as the operator's schema requires.
 class ArgumentMaker {
  public:
-  /// Where a value is: a tensor that is loaded, or a slot.
+  /// Where a value is: in a loaded tensor, or in a slot.
   struct Place {
     at::Tensor loaded;
     std::int32_t slot = -1;
@@ -20,7 +20,7 @@ class ArgumentMaker {
 
   ArgumentMaker(const Find& find, at::Device device) : find_(find), device_(device) {}
 
-  /// Throws InvalidArgument that names the argument.
+  /// Throws InvalidArgument, which names the argument.
   void make(const graph::Node& node, const c10::FunctionSchema& schema, ModelInstruction& instruction) const;
   /// The same for arithmetic on sizes, whose arguments have no schema.
   void make_numbers(const graph::Node& node, ModelInstruction& instruction) const;

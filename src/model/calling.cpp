@@ -12,7 +12,7 @@ namespace {
 
 using graph::Tree;
 
-/// Names for messages: "argument 0", "keyword 'mask'".
+/// An input of the program; `what` names it in errors: "argument 0", "'mask'".
 struct Named {
   const Tree* tree;
   std::string name;  // empty: only by position
@@ -33,7 +33,7 @@ std::vector<Named> formals(const graph::Program& program) {
   return all;
 }
 
-/// Adds a value's leaves; where there is no value, so many nulls.
+/// Appends the leaves of a value; without a value, a null for each leaf of the tree.
 void flatten(const Tree& tree, const Value* value, const std::string& what, std::vector<const Value*>& leaves,
              std::vector<std::string>& names) {
   if (tree.kind == Tree::Kind::kLeaf) {
@@ -66,7 +66,7 @@ void flatten(const Tree& tree, const Value* value, const std::string& what, std:
   }
 }
 
-/// Checks tensors against what the program takes; sizes of one name must agree.
+/// Checks tensors against what the program takes; dynamic sizes of one name must agree.
 class InputCheck {
  public:
   explicit InputCheck(const graph::Program& program) : program_(program) {}

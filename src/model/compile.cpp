@@ -24,7 +24,7 @@ std::optional<c10::OperatorHandle> find_operator(const std::string& target) {
   return c10::Dispatcher::singleton().findSchema({name, overload});
 }
 
-/// Training is baked into arguments of these operators.
+/// Sets the arguments that these operators get in evaluation: the export has fixed them for training.
 void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, ModelInstruction& instruction) {
   const auto set = [&](const char* name, const c10::IValue& value) {
     const std::optional<int> position = schema.argumentIndexWithName(name);
@@ -36,7 +36,7 @@ void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, Mod
   set("dropout_p", 0.0);
 }
 
-/// One pass over the nodes of a stage.
+/// Compiles a stage in one pass over its nodes.
 class StageCompiler {
  public:
   StageCompiler(const graph::Program& program, const graph::StageGraph& stage, const LoadedTensors& loaded,
@@ -142,7 +142,7 @@ class StageCompiler {
     const c10::FunctionSchema& schema = instruction.operation->schema();
     maker.make(node, schema, instruction);
     prepare_evaluation(node, schema, instruction);
-    // Only a tensor argument that comes from a number needs to become a tensor.
+    // Only numbers have to be converted to tensors.
     for (Fill& fill : instruction.fills) {
       if (fill.kind == Fill::Kind::kTensorOfNumber && is_tensor_slot(fill.slot)) fill.kind = Fill::Kind::kValue;
     }
@@ -174,7 +174,8 @@ class StageCompiler {
     result_.instructions.push_back(std::move(instruction));
   }
 
-  /// Made from literals and tensors that nobody changes, drawing nothing, and not too large to keep.
+  /// Whether the results of a node never change and are worth keeping: computed from literals and constant tensors, not
+  /// random, and not too large.
   [[nodiscard]] bool is_constant(const Node& node) const {
     constexpr std::int64_t kLargest = 16 << 20;
     const std::vector<ValueId> used = node.uses();
@@ -187,7 +188,7 @@ class StageCompiler {
            });
   }
 
-  /// A slot is freed by the last instruction that uses it, or taken away by it.
+  /// Finds the last instruction that uses each slot; that instruction moves the value out, or frees the slot.
   void find_last_uses(bool is_last) {
     std::vector<std::ptrdiff_t> last(static_cast<std::size_t>(result_.slots), -2);
     const auto note = [&](std::int32_t slot, std::ptrdiff_t at) {
@@ -232,7 +233,7 @@ class StageCompiler {
       }
       for (ModelInstruction::Result& made : instruction.results) {
         for (std::int32_t& slot : made.slots) {
-          if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) slot = -1;  // nobody wants it
+          if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) slot = -1;  // unused result
         }
       }
       instruction.frees.assign(frees.begin(), frees.end());
@@ -243,7 +244,7 @@ class StageCompiler {
     last_ = std::move(last);
   }
 
-  /// Constants stay where they are used again and again.
+  /// Keeps the constants that instructions or results use.
   void keep_constants() {
     for (const ModelInstruction& instruction : result_.constants) {
       for (const ModelInstruction::Result& made : instruction.results) {
@@ -262,7 +263,7 @@ class StageCompiler {
   std::vector<ValueId> value_in_;   // by slot
   std::vector<bool> changed_;       // by value
   std::set<ValueId> counters_;
-  std::set<ValueId> steady_;  // constants, and what is made from them alone
+  std::set<ValueId> steady_;  // constants, and values computed only from them
   Faults faults_;
   std::vector<std::ptrdiff_t> last_;
 };

@@ -9,17 +9,17 @@
 
 namespace stagecraft {
 
-/// The tensors of a stage, by place in Program::inputs.
+/// The loaded tensors of a stage, by index in Program::inputs.
 using LoadedTensors = std::map<int, at::Tensor>;
 
 /// A stage as a flat list of instructions over slots, one per value that is not loaded.
 struct Compiled {
-  std::vector<ModelInstruction> constants;  ///< What depends on nothing that changes: run once.
+  std::vector<ModelInstruction> constants;  ///< Instructions whose results do not change: run once.
   std::vector<ModelInstruction> instructions;
-  std::vector<std::int32_t> received;  ///< Slots, in the order of StageGraph::receives; -1: nobody uses it.
+  std::vector<std::int32_t> received;  ///< Slots, in the order of StageGraph::receives; -1: unused.
   std::vector<std::int32_t> slot_of;   ///< By value; -1: it has none.
   std::vector<std::int32_t> kept;      ///< Slots of constants that instructions or results use.
-  /// What the constants were made from, beside literals.
+  /// The tensors that the constants were computed from.
   std::vector<at::Tensor> sources;
   int slots = 0;
 };

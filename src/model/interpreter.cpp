@@ -17,7 +17,7 @@ namespace {
 
 using c10::IValue;
 
-/// What a region of the program asks for, while it lives.
+/// While it lives, sets gradient mode and autocast as a region of the program asks for.
 class Surroundings {
  public:
   Surroundings(const graph::Context& context, at::DeviceType device) {
@@ -143,7 +143,7 @@ bool Interpreter::sources_changed() const {
   return false;
 }
 
-/// Buffers may be loaded anew: what was made from them is then made again.
+/// Computes the constants, again if a buffer that they depend on has been loaded or changed.
 void Interpreter::make_constants() {
   if (have_constants_ && !sources_changed()) return;
   const at::NoGradGuard no_graph;

@@ -12,15 +12,15 @@ namespace stagecraft {
 /// Runs one stage of an exported program, operator by operator, under autograd. One thread at a time.
 class Interpreter {
  public:
-  /// The program and the stage are kept. Throws InvalidArgument as `compile_stage` does.
+  /// Throws InvalidArgument like `compile_stage`.
   Interpreter(std::shared_ptr<const graph::Program> program, graph::StageGraph stage, const LoadedTensors& loaded,
               at::Device device, bool is_last);
 
-  /// `received` as StageGraph::receives says. Returns what StageGraph::sends says; of the last stage, the program's
-  /// outputs.
+  /// `received`: values in the order of StageGraph::receives. Returns those of StageGraph::sends, or on the last stage
+  /// the program's outputs.
   ValueList run(const ValueList& received);
 
-  /// Until it is called with false: dropout does nothing, statistics are used and not changed.
+  /// In evaluation, dropout does nothing, and running statistics are used but not updated.
   void set_evaluation(bool evaluation) { evaluation_ = evaluation; }
 
  private:

@@ -15,23 +15,23 @@ namespace stagecraft {
 /// An argument, or a part of one, that is known only when the node runs.
 struct Fill {
   enum class Kind : std::uint8_t {
-    kValue,            ///< The slot as it is.
-    kReal,             ///< A number, as a real one.
-    kTensorOfNumber,   ///< A number, as a tensor that takes part in type promotion as a number does.
+    kValue,            ///< The value of the slot.
+    kReal,             ///< A number, converted to double.
+    kTensorOfNumber,   ///< A number as a tensor, which keeps the type promotion of a number.
     kTensors,          ///< A list of `slots`.
-    kOptionalTensors,  ///< The same, none where a slot is -1.
-    kIntegers,         ///< A list of numbers: of `slots`, or of `fixed` where a slot is -1.
+    kOptionalTensors,  ///< Like kTensors, none where a slot is -1.
+    kIntegers,         ///< A list of integers: from `slots`, or from `fixed` where a slot is -1.
   };
 
   Kind kind = Kind::kValue;
-  bool last = false;  ///< Nobody needs the slot afterwards.
+  bool last = false;  ///< The slot is not used afterwards: its value may be moved.
   std::uint32_t argument = 0;
   std::int32_t slot = -1;
   std::vector<std::int32_t> slots = {};
   std::vector<c10::IValue> fixed = {};  ///< In place of slots that are -1.
 };
 
-/// One node, ready to run: nothing is looked up any more.
+/// One node, ready to run without lookups.
 struct ModelInstruction {
   enum class Kind : std::uint8_t { kOperator, kSize, kNumber };
 
@@ -41,18 +41,18 @@ struct ModelInstruction {
   NumberOperation number = nullptr;
   int node = 0;
   int context = 0;
-  /// All of them, in the order of the schema; what fills name is replaced.
+  /// All arguments, in the order of the schema; `fills` replace some of them.
   std::vector<c10::IValue> arguments = {};
   std::vector<Fill> fills = {};
-  /// Arguments that are different in evaluation.
+  /// Arguments that have another value in evaluation.
   std::vector<std::pair<std::uint32_t, c10::IValue>> in_evaluation = {};
 
   struct Result {
     bool list = false;
-    std::vector<std::int32_t> slots;  ///< -1: not wanted.
+    std::vector<std::int32_t> slots;  ///< -1: unused.
   };
   std::vector<Result> results = {};
-  /// Slots that are not needed afterwards, those that fills take away excepted.
+  /// Slots to free afterwards; without those whose value a fill moves.
   std::vector<std::int32_t> frees = {};
 };
 

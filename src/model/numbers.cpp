@@ -37,7 +37,7 @@ std::int64_t power(std::int64_t base, std::int64_t exponent) {
   return result;
 }
 
-/// On integers or on reals, as Python would.
+/// Computes on integers if both operands are, otherwise on reals, like Python.
 template <typename OnIntegers, typename OnReals>
 IValue either(const Operands& operands, const OnIntegers& on_integers, const OnReals& on_reals) {
   const IValue& a = operand(operands, 0);
@@ -46,7 +46,7 @@ IValue either(const Operands& operands, const OnIntegers& on_integers, const OnR
   return IValue(on_reals(real(a), real(b)));
 }
 
-/// For a lambda of two numbers of one type.
+/// An operation given by one expression of `a` and `b`.
 #define STAGECRAFT_EITHER(expression)                                                             \
   [](const Operands& o) {                                                                         \
     return either(                                                                                \

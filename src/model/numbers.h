@@ -8,7 +8,7 @@
 /// Arithmetic on sizes, with Python's rules.
 namespace stagecraft {
 
-/// Of integers, reals and flags.
+/// An operation on integers, reals and bools.
 using NumberOperation = c10::IValue (*)(const std::vector<c10::IValue>& operands);
 
 /// "_operator.floordiv", "torch.sym_max", "math.ceil", ...; null when there is no such operation.

@@ -26,7 +26,7 @@ std::vector<int> places(const graph::Program& program, const CutOptions& options
   return {};
 }
 
-/// The batch is what the first dynamic size is about; empty when there is none.
+/// The symbol of the batch size: the first dynamic size among the inputs; empty when there is none.
 std::string batch_symbol(const graph::Program& program) {
   for (const graph::Input& input : program.inputs) {
     if (input.kind != graph::Input::Kind::kUser) continue;
@@ -37,7 +37,7 @@ std::string batch_symbol(const graph::Program& program) {
   return {};
 }
 
-/// Of the first tensor that has it.
+/// The dimension of the first tensor in which the symbol is a size.
 std::optional<std::int64_t> batch_dimension(const graph::Program& program, std::span<const graph::Input* const> leaves,
                                             const std::string& symbol) {
   for (const graph::Input* leaf : leaves) {
@@ -57,7 +57,7 @@ TensorSpec spec_of(const graph::TensorType& type) {
   return spec;
 }
 
-/// The whole program and its cuts, for ranks to compare.
+/// Describes the whole program and its cuts, for ranks to compare.
 std::string origin_of(const graph::Program& program, const graph::CutProgram& cut) {
   Fingerprint fingerprint;
   for (const graph::Node& node : program.nodes) fingerprint.add(program.describe(node));

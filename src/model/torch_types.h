@@ -7,7 +7,7 @@
 
 #include "stagecraft/graph/program.h"
 
-/// The format's enumerations as LibTorch's.
+/// Converts the enumerations of the file format to LibTorch's.
 namespace stagecraft {
 
 at::ScalarType scalar_type(graph::ElementType type);

@@ -22,7 +22,7 @@ Extent extent_of(const graph::StoredTensor& stored) {
   return {stored.offset, end};
 }
 
-/// What several tensors use of one record, as one piece.
+/// The part of a record that several tensors use, read as one piece.
 struct Piece {
   graph::ElementType element;
   Extent extent;
@@ -53,7 +53,7 @@ LoadedTensors load_weights(const ZipArchive& archive, const graph::Program& prog
     for (const int input : piece.inputs) {
       const graph::Input& own = program.inputs[static_cast<std::size_t>(input)];
       at::Tensor tensor = flat.as_strided(own.stored.sizes, own.stored.strides, own.stored.offset - piece.extent.begin);
-      tensor = tensor.detach();  // a tensor of its own, not a view
+      tensor = tensor.detach();  // an independent tensor, not a view
       if (own.kind == graph::Input::Kind::kParameter) tensor.set_requires_grad(own.stored.requires_grad);
       tensors[input] = std::move(tensor);
     }

@@ -7,7 +7,7 @@
 namespace stagecraft {
 
 /// Reads these inputs of the program, and nothing else of the archive, straight into their tensors. Tensors that share
-/// a record share memory. Parameters that were trained require gradients.
+/// a record share memory. Parameters require gradients if they did in the exported model.
 LoadedTensors load_weights(const ZipArchive& archive, const graph::Program& program, const std::vector<int>& inputs,
                            at::Device device);
 

@@ -13,7 +13,7 @@ class Links {
 
   void reset() { std::fill(free_.begin(), free_.end(), 0.0); }
 
-  /// Of a message that stage `s` sends to the next one at `time`.
+  /// Arrival time of a message that stage `s` sends to the next stage at `time`.
   double up(std::size_t s, double time) {
     return travel(problem_.link_up[s], problem_.transfer_up[s], time) + problem_.hop_up[s];
   }

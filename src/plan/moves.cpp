@@ -28,7 +28,7 @@ double changed(double value, double start, double spread, Random& random) {
   return std::max(0.0, from * std::exp(0.4 * random.normal()) + spread * random.normal());
 }
 
-/// Of a block or a policy.
+/// `knobs` is a block or a policy.
 template <typename Knobs>
 void change_gap(Knobs& knobs, Random& random) {
   double& gap = chance(random, 0.5) ? knobs.gap : chance(random, 0.5) ? knobs.last_gap_first : knobs.last_gap_last;

@@ -13,7 +13,7 @@ Policy policy_from(const Problem& problem, const Schedule& schedule, const Simul
 /// The policy, kept more or less strictly.
 Family variants_of(const Problem& problem, const Policy& policy);
 
-/// Of one. The problem must live as long as it.
+/// The family of one block. Keeps a reference to the problem.
 Family family_of(const Problem& problem, const Block& block);
 
 /// At which microbatches follow each other in the middle: with little memory, longer than the work of one.

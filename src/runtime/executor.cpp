@@ -22,7 +22,7 @@ std::int64_t bytes_of(const Message& message) {
   return bytes;
 }
 
-/// LibTorch's words for a stage that changes its input in place, and what to do about it.
+/// Adds a remedy to LibTorch's error for a stage that changes its input in place.
 std::string with_remedy(std::string text) {
   if (text.find("a leaf Variable that requires grad is being used in an in-place operation") != std::string::npos ||
       text.find("a view of a leaf Variable that requires grad is being used in an in-place operation") !=
@@ -86,7 +86,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   program_ = nullptr;
   inputs_ = nullptr;
   world_.activity().set(std::nullopt);
-  // A handler that replaces an action may leave something behind that the next step would take for its own.
+  // A handler that replaces an action may leave data in a flight, which the next step would take for its own.
   const bool is_handled =
       std::any_of(handlers_.begin(), handlers_.end(), [](const auto& handler) { return !!handler; });
   if (is_handled) flights_.assign(flights_.size(), Flight());
@@ -120,8 +120,8 @@ void Executor::run_instructions() {
   }
 }
 
-// The halves of an overlap are in flight together: the first is issued to a stream beside the rank's own, the second to
-// the rank's own, which then waits for the other. On a CPU they run one after the other.
+// The halves of an overlap are in flight together: the first is issued to a second stream, the second to the rank's
+// own, which then waits for the other stream. On a CPU they run one after the other.
 void Executor::execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap) {
   const std::function<void()> both = [&] {
     begin_overlap();
@@ -155,7 +155,7 @@ void Executor::execute(const Instruction& instruction) {
   const Action& action = instruction.action;
   current_ = &instruction;
   world_.activity().set(action);
-  // A name is made only when a profiler listens.
+  // Make a name only when a profiler is active.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
   const double start = record_ ? world_.transport().now() : 0;
@@ -212,7 +212,7 @@ void Executor::send(const Instruction& instruction) {
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
 
-/// The message that a compute action takes.
+/// Waits for the message that a compute action needs; `what` names it in errors.
 Message Executor::receive(const Instruction& instruction, const char* what) {
   if (instruction.peer.value < 0) {
     throw InvalidArgument(std::string("there is no ") + what +

@@ -17,16 +17,17 @@
 
 namespace stagecraft {
 
-/// What a step leaves on one rank.
+/// The results of a step on one rank.
 struct StepOutputs {
   std::vector<Value> outputs;  // by microbatch, of the last stage if kept
-  // Gradients of what the user gave, to be sent on into the user's own graph.
+  // Inputs of the user that need a gradient, and their gradients, for a backward through the user's own graph.
   std::vector<at::Tensor> given;
   std::vector<at::Tensor> given_gradients;
-  std::vector<StageShapes> shapes;  // if only they were asked for
+  std::vector<StageShapes> shapes;  // with StepInputs::only_shapes
 };
 
-/// Runs programs: one rank, its stages, and what is in flight between two actions. One microbatch in one stage:
+/// Runs programs on one rank. Holds the rank's stages, and what is in flight between two actions. One microbatch in one
+/// stage:
 ///
 ///     RECV_F   the message may travel
 ///     F        message ──▶ incoming ──▶ the stage's forward ──▶ outgoing; its graph is kept (Backward)
@@ -36,17 +37,17 @@ struct StepOutputs {
 ///     SEND_B   gradients_out ──▶ message
 ///     W        after an I: adds to the gradients of weights, and the graph is gone
 ///
-/// Between neighbours on one rank there is no message: F and B move what they made into the other stage's flight.
+/// Between neighbours on one rank there is no message: F and B move their results into the other stage's flight.
 /// Messages carry the boundary between two stages, skip connections included (Wiring). UNSHARD, RESHARD and REDUCE_GRAD
-/// are about a stage, not about a microbatch: ParameterStore. What a loss counts: LossPolicy.
+/// are about a stage, not about a microbatch: see ParameterStore. For the weights of losses, see LossPolicy.
 class Executor {
  public:
-  /// All that it is given outlives it.
+  /// All arguments must outlive the executor.
   Executor(World& world, const std::vector<Stage>& stages, const PipelineOptions& options, const Wiring& wiring,
            int microbatches, ParameterStore& parameters, LossPolicy& losses);
 
-  /// The program is for the wiring and the microbatches of the constructor. Throws StepError or AbortedError; `clear`
-  /// afterwards.
+  /// `program` must fit the wiring and the microbatches of the constructor. Throws StepError or AbortedError; call
+  /// `clear` afterwards.
   StepOutputs run(const Program& program, const StepInputs& inputs);
   /// Drops everything in flight.
   void clear();
@@ -74,7 +75,7 @@ class Executor {
     std::vector<std::uint32_t> tensors_before;  // the same before it
     std::vector<std::int32_t> leaves;           // per item before: where its tensors are among the inputs; -1: nowhere
     std::vector<at::Tensor> given;              // inputs of the user's that need a gradient
-    std::vector<at::Tensor> seeds;              // gradients of the losses, which stand behind the outputs
+    std::vector<at::Tensor> seeds;              // gradients of the losses, which come after the outputs
     Backward backward;
     std::function<void()> weights;
   };
@@ -111,7 +112,7 @@ class Executor {
   void check_rows(const Flight& in, MicrobatchId microbatch) const;
   void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output);
   void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
-  /// At the instruction that runs.
+  /// Throws StepError for the instruction that runs, with the schedule around it.
   [[noreturn]] void fail(const std::string& why) const;
 
   World& world_;
@@ -128,7 +129,7 @@ class Executor {
   std::vector<Flight> flights_;
   const Program* program_ = nullptr;
   const StepInputs* inputs_ = nullptr;
-  const Instruction* current_ = nullptr;  // what runs, for errors
+  const Instruction* current_ = nullptr;  // the one that runs, for errors
   StepOutputs outputs_;
   // Of the forward or backward that runs; empty in between, and kept for their memory.
   std::vector<at::Tensor> leaves_;    // what the backward gives gradients to

@@ -1,4 +1,4 @@
-// A backward: gradients in from the stage after, the stage's graph, gradients out to the stage before.
+// The backward of a stage: takes gradients from the stage after it, and passes gradients to the stage before it.
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-// A forward: inputs in, the stage's callable, outputs on their way to the next stage, losses.
+// The forward of a stage: gathers inputs, runs the stage's callable, passes outputs on, computes losses.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace stagecraft {
 namespace {
 
-/// The same data as the beginning of another graph; it keeps in mind whether a gradient is wanted.
+/// The same data as a leaf of a new graph; in training it requires a gradient if `tensor` does.
 at::Tensor as_leaf(const at::Tensor& tensor, bool training) {
   if (!tensor.defined()) return tensor;
   at::Tensor leaf = tensor.detach();

@@ -7,14 +7,14 @@
 #include "stagecraft/core/fingerprint.h"
 #include "stagecraft/core/version.h"
 
-// A statement is lines of "topic<tab>value"; "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
-// the same on all ranks that have it; "model" and "tied parameter x" are the same on all ranks that know it; all other
-// topics are the same on all ranks.
+// A statement has lines of "topic<tab>value". "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
+// must agree on all ranks that have it; "model" and "tied parameter x" must agree on all ranks that give them; all
+// other topics must agree on all ranks.
 
 namespace stagecraft {
 namespace {
 
-/// Every action of every rank, in order.
+/// Fingerprint of every action of every rank, in order.
 std::string actions_fingerprint(const Schedule& schedule) {
   Fingerprint fingerprint;
   for (const Row& row : schedule.rows) {
@@ -66,7 +66,7 @@ Topics parse(const std::string& statement) {
   return topics;
 }
 
-/// The value that most ranks have, of equals that of the lowest rank.
+/// The value that most ranks have; among equally frequent ones, that of the lowest rank.
 std::string usual_value(const std::vector<Topics>& all, const std::string& topic) {
   std::map<std::string, int> votes;
   for (const Topics& topics : all) {
@@ -83,7 +83,7 @@ std::string usual_value(const std::vector<Topics>& all, const std::string& topic
   return usual;
 }
 
-/// Whether some ranks say nothing about it.
+/// Whether some ranks may leave the topic out.
 bool is_of_some_ranks(const std::string& topic) {
   return topic == "model" || topic.starts_with("tied parameter ") || topic.starts_with("takes ") ||
          topic.starts_with("gives ") || topic.find(" of stage ") != std::string::npos;
@@ -146,7 +146,7 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
            << (parameter.requires_grad() ? "" : ", frozen") << '\n';
     }
   }
-  if (!options.edges.empty()) return text.str();  // what a stage takes is then not what the one before gives
+  if (!options.edges.empty()) return text.str();  // with edges, a stage need not take what the one before gives
   for (const Stage& stage : stages) {
     const int index = stage.index().value;
     if (index > 0 && !stage.options().inputs.empty()) {
@@ -159,7 +159,7 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
 
 std::string disagreement(const std::vector<std::string>& statements) {
   std::vector<Topics> all;
-  Topics every;  // rank and value by topic of one stage
+  Topics every;  // a value of each topic
   std::map<std::string, int> speaker;
   for (const std::string& statement : statements) {
     const int rank = static_cast<int>(all.size());

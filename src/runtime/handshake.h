@@ -5,13 +5,13 @@
 
 #include "stagecraft/runtime/pipeline.h"
 
-/// Before the first step: were all ranks given the same pipeline?
+/// Checks before the first step that all ranks were given the same pipeline.
 namespace stagecraft {
 
-/// What a rank says about its pipeline; what must be the same everywhere, and what its stages take and give.
+/// Describes this rank's pipeline as text: what must be the same everywhere, and what its stages take and give.
 std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions& options, const Schedule& schedule);
 
-/// Who differs from the others and how, from the statements of all ranks; empty when nobody does.
+/// Compares the statements of all ranks. Says which ranks differ and how; empty when all agree.
 std::string disagreement(const std::vector<std::string>& statements);
 
 /// Whether a stage of any rank has an auxiliary loss.

@@ -55,7 +55,7 @@ int exit_code_of(const std::exception_ptr& failure) {
 
 namespace {
 
-/// In the order in which they were registered.
+/// The known worlds, in the order of registration.
 class Registry {
  public:
   static Registry& instance() {
@@ -80,7 +80,7 @@ class Registry {
   std::vector<WorldFactory> all_ = {thread_world(), mpi_world()};
 };
 
-/// By name, or for an empty one that which has started this process; threads if there is none.
+/// The world with this name. Without a name, the one whose launcher started this process, otherwise threads.
 WorldFactory world_called(const std::string& name) {
   const std::vector<WorldFactory> all = Registry::instance().all();
   std::string names;

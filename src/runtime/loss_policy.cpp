@@ -104,7 +104,7 @@ void LossPolicy::share_weights() {
   const Message shared = world_.pipeline().broadcast(std::move(message), place_.last.value);
   if (place_.has_last) return;
   weights_ = to_vector(shared.tensors.at(0));
-  replica_weight_ = 1;  // it is part of them
+  replica_weight_ = 1;  // the weights received include it
 }
 
 // --- losses ---
@@ -120,8 +120,8 @@ at::Tensor LossPolicy::seed_for(const at::Tensor& loss, MicrobatchId microbatch)
   return seed_;
 }
 
-/// A microbatch that does not count gives gradients of zero, as rows that a loss ignores do on one device; what its
-/// loss function would say, such as a mean over nothing, is not asked for.
+/// A microbatch of weight 0 gives zero gradients, as ignored rows do on one device. Its loss function is not called: it
+/// might return a mean over nothing, NaN.
 void LossPolicy::add_loss(StageId stage, MicrobatchId microbatch, const Value& output, std::vector<at::Tensor>& roots,
                           std::vector<at::Tensor>& seeds) {
   at::Tensor& kept = losses_[microbatch.index()];
@@ -163,7 +163,7 @@ void LossPolicy::end(StepResult& result) {
   if (options_.broadcast_loss) share(result);
 }
 
-/// Those of all replicas, to all ranks.
+/// Gives all ranks the losses of all replicas.
 void LossPolicy::share(StepResult& result) {
   Message own;
   if (result.has_loss()) {

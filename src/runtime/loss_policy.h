@@ -8,31 +8,34 @@
 
 namespace stagecraft {
 
-/// What the loss of every microbatch counts: in the gradients, in the loss of the batch, among replicas, and whether at
-/// all. Known before the first backward of a step: `begin`, then losses as forwards make them, then `end`.
+/// Computes the losses of a step and their weights: how much each microbatch counts in the gradients and in the loss of
+/// the batch, and each replica among all. In each step, `begin` finds the weights, forwards add losses, and `end`
+/// returns them.
 class LossPolicy {
  public:
   struct Place {
-    bool has_last = false;       // whether this rank has the last stage, and with it the targets
-    RankId last;                 // the rank that has, in the pipeline
-    bool others_weigh = false;   // whether stages without the targets have losses of their own
+    bool has_last = false;      // whether this rank has the last stage, and with it the targets
+    RankId last;                // the rank of the pipeline that has it
+    bool others_weigh = false;  // whether some stage has an auxiliary loss, which needs the weights
   };
 
   /// The world and the options outlive it.
   LossPolicy(World& world, const PipelineOptions& options, int microbatches, const Place& place)
       : world_(world), options_(options), microbatches_(static_cast<std::size_t>(microbatches)), place_(place) {}
 
-  /// All ranks call it, with what the step was given.
+  /// Called by all ranks before the first forward, with the inputs of the step.
   void begin(const StepInputs& inputs);
-  /// The losses that this rank has, or all of them if the options say so; then all ranks call it.
+  /// Sets the losses and weights of `result`: those of this rank, or of all replicas with `broadcast_loss`. Called by
+  /// all ranks.
   void end(StepResult& result);
   /// Drops what a failed step has left.
   void clear() { losses_.clear(); }
 
-  /// The loss of one microbatch on the last stage. `roots` and `seeds` get what its backward begins with.
+  /// Computes the loss of one microbatch on the last stage. Appends the tensors that its backward starts from to
+  /// `roots`, and their gradients to `seeds`.
   void add_loss(StageId stage, MicrobatchId microbatch, const Value& output, std::vector<at::Tensor>& roots,
                 std::vector<at::Tensor>& seeds);
-  /// A loss that a stage has beside it.
+  /// The same for the auxiliary loss of a stage, which is already computed.
   void add_auxiliary_loss(StageId stage, MicrobatchId microbatch, const at::Tensor& loss,
                           std::vector<at::Tensor>& roots, std::vector<at::Tensor>& seeds);
   /// Whether the last stage has losses in this step.
@@ -53,11 +56,11 @@ class LossPolicy {
   Place place_;
 
   const StepInputs* inputs_ = nullptr;
-  std::vector<double> weights_;  // by microbatch; of a mean they add up to 1, or 0 if nothing counts
-  std::optional<double> total_;  // what they added up to before; none if unknown
-  double replica_weight_ = 1;    // of this replica's losses, 1 on average
+  std::vector<double> weights_;     // by microbatch; for a mean they sum to 1, or 0 if all are 0
+  std::optional<double> total_;     // the sum before normalisation; none if unknown
+  double replica_weight_ = 1;       // factor of this replica's losses, 1 on average
   std::vector<at::Tensor> losses_;  // by microbatch; undefined where there is none yet
-  // The last one made, since they are often the same.
+  // The last seed made, reused because seeds are often the same.
   at::Tensor seed_;
   double seed_weight_ = 0;
 };

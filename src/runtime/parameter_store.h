@@ -7,25 +7,26 @@
 
 namespace stagecraft {
 
-/// What UNSHARD, RESHARD and REDUCE_GRAD do, and what happens to gradients around a step. The executor knows nothing
-/// else of replicas, shards and ties. Stages go by their places among the rank's own. One thread uses it.
+/// Implements UNSHARD, RESHARD and REDUCE_GRAD, and what happens to gradients around a step. The executor knows nothing
+/// else of replicas, shards and ties. Stages are given by index among the rank's own. Used by one thread.
 class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
 
-  /// Before the first step, on all ranks: copies of a parameter become equal.
+  /// Called on all ranks before the first step: makes all copies of a parameter equal.
   virtual void make_equal() = 0;
-  /// Between two steps: the order in which the gradients of stages will be complete.
+  /// Called between two steps: sets the order in which the gradients of stages will be complete.
   virtual void set_order(const std::vector<std::size_t>& completion_order) = 0;
 
   virtual void begin_step() = 0;
   virtual void unshard(std::size_t stage) = 0;
   virtual void reshard(std::size_t stage) = 0;
-  /// The gradients of the stage are complete: reducing them begins, and nobody else touches them until `end_step`.
+  /// Called when the gradients of the stage are complete: starts reducing them. Nobody else may use them until
+  /// `end_step`.
   virtual void reduce_gradients(std::size_t stage) = 0;
-  /// Reduces the stages that the schedule does not, and waits for all that was begun.
+  /// Reduces the stages that the schedule does not reduce, and waits for all reductions.
   virtual void end_step(const std::vector<std::size_t>& never_reduced) = 0;
-  /// After a failure: waits until nothing is under way, and forgets the step.
+  /// Called after a failure: waits until no reduction is in flight, and forgets the step.
   virtual void cancel() = 0;
 
   /// The reductions of the last step that ran beside the schedule.

@@ -73,7 +73,7 @@ class Pipeline::Implementation {
  public:
   Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
-    // Settled like a step: a rank that is done may fail in its first step while others are still here.
+    // Settled like a step: a rank that is done here may fail in its first step while others are still here.
     std::string differences;
     stagecraft::together(world_, [&] {
       set_up(gather_stages());
@@ -129,7 +129,7 @@ class Pipeline::Implementation {
     executor_->set_recording(record || (steering_ && steering_->records()));
   }
 
-  /// Of training, as it is executed.
+  /// The lowered schedule of training.
   [[nodiscard]] const Schedule& schedule() const { return *active_->schedule; }
 
   World& world_;
@@ -145,8 +145,8 @@ class Pipeline::Implementation {
   std::uint64_t steps_ = 0;
 
  private:
-  /// By rank of the pipeline. All ranks call it, whatever their options are, so that none waits in vain for one whose
-  /// options differ.
+  /// The stages of every rank of the pipeline. All ranks call it, whatever their options, so that ranks with different
+  /// options do not wait for each other forever.
   std::vector<std::vector<StageId>> gather_stages() {
     std::ostringstream own;
     own << world_.replicas();
@@ -218,7 +218,7 @@ class Pipeline::Implementation {
 
   // --- schedule "auto" ---
 
-  /// A step as `together`; if it trains and went well, the steering says what the next one runs.
+  /// Runs a step with `together`. After a successful training step, the steering chooses the schedule of the next one.
   template <typename Prepare>
   StepResult steered(const Prepare& prepare, const StepOptions& options, bool training) {
     const double begin = world_.transport().now();
@@ -235,7 +235,8 @@ class Pipeline::Implementation {
     return result;
   }
 
-  /// From the next step on. The executor stays: it depends on the placement and the number of microbatches alone.
+  /// Uses this schedule from the next step on. The executor stays: it depends only on the placement and the number of
+  /// microbatches.
   void use(std::size_t number) {
     record_timeline(is_recording_);
     auto& program = programs_[number];
@@ -319,9 +320,9 @@ class Pipeline::Implementation {
   }
 
   std::map<std::size_t, std::optional<Program>> programs_;  // by number; one, unless the schedule is "auto"
-  const Program* active_ = nullptr;                         // what training runs
+  const Program* active_ = nullptr;                         // the program that training runs
   bool trains_ = false;
-  bool is_recording_ = false;  // as the user wishes
+  bool is_recording_ = false;  // what the user asked for
 };
 
 Pipeline::Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options)

@@ -102,7 +102,7 @@ struct Lowered {
 std::shared_ptr<const Schedule> lower(Schedule schedule, const std::string& passes, CommModel model) {
   static std::mutex mutex;
   static std::vector<std::weak_ptr<const Lowered>> known;
-  const std::lock_guard lock(mutex);  // held while the first rank lowers: the others wait for what it makes
+  const std::lock_guard lock(mutex);  // held while the first rank lowers: the others wait, and share its result
   std::erase_if(known, [](const auto& one) { return one.expired(); });
   for (const auto& one : known) {
     const std::shared_ptr<const Lowered> there = one.lock();

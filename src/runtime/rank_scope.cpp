@@ -19,8 +19,8 @@
 namespace stagecraft {
 namespace {
 
-/// A stage frees all of a microbatch's memory at once. Left to itself, glibc gives it back to the system there and
-/// then, and the next microbatch pays for every page again. A user's own MALLOC_ settings stay.
+/// Makes glibc keep freed memory. A stage frees all memory of a microbatch at once; by default, glibc would return it
+/// to the system, and the next microbatch would pay for every page again. The user's own MALLOC_ settings stay.
 void keep_freed_memory() {
 #ifdef __GLIBC__
   static const bool once = [] {
@@ -34,8 +34,8 @@ void keep_freed_memory() {
 #endif
 }
 
-/// On a device with streams: one of the rank's own, so that ranks that share a device do not wait for each other. It
-/// begins after everything on the stream that was current before, and ends before what comes there next.
+/// On a device with streams, gives the rank a stream of its own, so that ranks that share a device do not wait for each
+/// other. The stream starts after everything on the stream that was current before; at the end, that one waits for it.
 class OwnStream {
  public:
   explicit OwnStream(at::Device device) {
@@ -57,7 +57,7 @@ class OwnStream {
   std::optional<c10::StreamGuard> guard_;
 };
 
-/// "cuda" is the device that is current.
+/// Adds the index of the current device to one without, such as "cuda".
 at::Device with_index(at::Device device) {
   if (device.is_cpu() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();

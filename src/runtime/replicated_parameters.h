@@ -9,8 +9,9 @@
 namespace stagecraft {
 
 /// Every replica has all parameters of its stages: REDUCE_GRAD averages their gradients, UNSHARD and RESHARD do
-/// nothing. Tied gradients of a step are summed over their stages, then added to what earlier steps have left, and the
-/// whole is averaged over the replicas if one of their stages was reduced: a handler may put that off to a later step.
+/// nothing. The gradients of tied parameters in a step are summed over their stages, then added to those accumulated
+/// before; the result is averaged over the replicas if one of their stages was reduced in this step (a handler may put
+/// that off to a later one).
 class ReplicatedParameters : public ParameterStore {
  public:
   /// All ranks make it. The stages outlive it.

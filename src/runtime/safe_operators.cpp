@@ -16,22 +16,21 @@
 namespace stagecraft {
 namespace {
 
-/// MKL's vector functions pick their kernels when the first of them is called. If several threads do that at once, one
-/// of them now and then computes that call with the kernel of lowest precision, 11 bits. So this thread calls one
-/// first.
+/// MKL's vector functions pick their kernels at the first call. If several threads make it at once, now and then one of
+/// them computes with the kernel of lowest precision, 11 bits. So this thread makes the first call.
 void pick_vector_kernels() {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) at::ones({64}, type).sqrt_();
 }
 
 #if defined(__aarch64__) && defined(__linux__)
 
-// oneDNN keeps primitives in a cache of the process, so that two threads that compute the same shape use one object. On
-// aarch64 the object may wrap a kernel of the Arm Compute Library that stores pointers of the call in progress: a
-// depthwise convolution adds the bias of the other thread's call. Without the cache each call makes its own primitive.
+// oneDNN caches primitives per process, so two threads that compute the same shape use one object. On aarch64 the
+// object may wrap a kernel of the Arm Compute Library that stores pointers of the current call: a depthwise convolution
+// may add the bias of the other thread's call. Without the cache, each call makes its own primitive.
 //
 // LibTorch hides oneDNN's functions, so only the environment can switch the cache off, and oneDNN reads it once, at its
-// first primitive. This object is part of every program that can start ranks as threads, hence the initialiser below
-// runs before main(). Where that cannot be known to be early enough, threads must do without oneDNN.
+// first primitive. Every program that can start ranks as threads links this object, so the initialiser below runs
+// before main(). If this code is in a library, which may be loaded too late, threads must do without oneDNN.
 constexpr const char* kCapacity = "ONEDNN_PRIMITIVE_CACHE_CAPACITY";
 
 bool cache_is_off() {
@@ -39,7 +38,7 @@ bool cache_is_off() {
   return capacity != nullptr && std::string_view(capacity) == "0";
 }
 
-/// Rather than in a library, which a process may load after it has computed.
+/// Whether this code is in the main program, not in a library, which may be loaded after oneDNN was used.
 bool in_main_program() {
   const auto main_first = [](dl_phdr_info* object, std::size_t, void* found) {
     const auto here = reinterpret_cast<ElfW(Addr)>(&cache_is_off);
@@ -48,7 +47,7 @@ bool in_main_program() {
       const ElfW(Addr) begin = object->dlpi_addr + part.p_vaddr;
       if (part.p_type == PT_LOAD && begin <= here && here < begin + part.p_memsz) *static_cast<bool*>(found) = true;
     }
-    return 1;  // the main program comes first; no other counts
+    return 1;  // stop after the main program, which comes first
   };
   bool found = false;
   dl_iterate_phdr(main_first, &found);

@@ -28,7 +28,7 @@ std::string listed(const Sizes& numbers) {
   return "[" + text + "]";
 }
 
-/// The layers [begin, begin + count) under the names they have.
+/// The layers [begin, begin + count), with their names.
 torch::nn::Sequential layers_of(const torch::nn::Sequential& model, std::int64_t begin, std::int64_t count) {
   const auto names = model->named_children().keys();
   torch::nn::Sequential part;
@@ -38,8 +38,8 @@ torch::nn::Sequential layers_of(const torch::nn::Sequential& model, std::int64_t
   return part;
 }
 
-/// The whole model and its cuts, for ranks to compare: two ranks that split different models would train without a
-/// layer, or with one twice.
+/// Describes the whole model and its cuts, for ranks to compare: ranks that split different models would leave out a
+/// layer, or train one twice.
 std::string origin_of(const torch::nn::Sequential& model, const Sizes& sizes) {
   NamedTensors all = detail::named(model->named_parameters(), "");
   const NamedTensors buffers = detail::named(model->named_buffers(), "");
@@ -48,13 +48,13 @@ std::string origin_of(const torch::nn::Sequential& model, const Sizes& sizes) {
          fingerprint_of(all);
 }
 
-/// When the device has done what it was given.
+/// The time when the device has finished all work issued so far.
 double seconds_on(at::Device device) {
   if (!device.is_cpu()) current_stream(device).synchronize();
   return seconds_now();
 }
 
-/// Forward and backward of one layer once; what it returned is left in `output`.
+/// Seconds of one forward and backward of a layer; its result is stored in `output`.
 double time_of(torch::nn::Sequential& layer, const std::vector<at::Tensor>& weights, const at::Tensor& input,
                at::Tensor& output) {
   const at::Tensor leaf = input.detach().set_requires_grad(input.is_floating_point() || input.is_complex());
@@ -97,7 +97,7 @@ void check_options(const SplitOptions& options, std::int64_t layers, int stages)
 
 bool has_sizes(const SplitOptions& options) { return !options.layers.empty() || !options.cuts.empty(); }
 
-/// What is given in so many words.
+/// The sizes given by `layers` or `cuts`.
 Sizes given_sizes(const SplitOptions& options, std::int64_t layers, int stages) {
   const bool by_cuts = !options.cuts.empty();
   Sizes sizes = by_cuts ? sizes_of_cuts(options.cuts, layers) : options.layers;
@@ -115,7 +115,7 @@ Sizes given_sizes(const SplitOptions& options, std::int64_t layers, int stages) 
                         " layers: every stage has at least one, and together they have all");
 }
 
-/// Measured on the first rank: times differ from rank to rank, and cuts must not.
+/// Measures on the first rank alone: times differ between ranks, but cuts must not.
 Sizes measured_sizes(const torch::nn::Sequential& model, World& world, const SplitOptions& options, int stages) {
   Sizes sizes;
   together(world, [&] {
@@ -148,7 +148,7 @@ std::vector<double> layer_bytes(const torch::nn::Sequential& model) {
 }
 
 std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Tensor& sample) {
-  constexpr int kTries = 5;  // the first warms up
+  constexpr int kTries = 5;  // the first is a warm-up
   std::vector<double> times;
   at::Tensor input = sample;
   const at::AutoGradMode with_gradients(true);
@@ -176,7 +176,7 @@ std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Te
 
 namespace {
 
-/// Of so many stages.
+/// The number of layers of each stage.
 Sizes sizes_of(const torch::nn::Sequential& model, World& world, const SplitOptions& options, int stages) {
   const auto layers = static_cast<std::int64_t>(model->size());
   check_options(options, layers, stages);

@@ -12,7 +12,7 @@
 namespace stagecraft {
 namespace {
 
-/// Stage by stage, on any placement.
+/// All forwards and then all backwards, stage by stage, on any placement.
 Schedule breadth_first(const Placement& placement, int microbatches) {
   Schedule schedule{"breadth-first", placement, microbatches, {}};
   for (int r = 0; r < placement.ranks(); ++r) {

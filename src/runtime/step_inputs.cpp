@@ -13,7 +13,7 @@ Split split_of(const std::vector<Split>& splits, std::size_t position) {
   return position < splits.size() ? splits[position] : Split();
 }
 
-/// Rows of the first tensor with rows; 0 without.
+/// Rows of the first tensor that has dimensions; 0 if there is none.
 std::int64_t rows_of(const Value& value) {
   std::int64_t rows = 0;
   value.for_each_tensor([&](const at::Tensor& tensor) {

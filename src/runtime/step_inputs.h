@@ -10,21 +10,21 @@ namespace stagecraft {
 /// The inputs of one step on one rank, cut into microbatches.
 struct StepInputs {
   bool training = true;
-  std::uint64_t number = 0;               // of the step
+  std::uint64_t number = 0;               // number of the step, part of the random seed
   std::vector<ValueList> arguments;       // by microbatch; of the first stage
   std::vector<ValueDict> keywords;        // by microbatch
   std::vector<Value> targets;             // by microbatch; empty when there are none
   std::vector<std::int64_t> rows;         // by microbatch, of the arguments; empty if unknown or cut by hand
-  std::vector<std::int64_t> target_rows;  // the same of the targets
+  std::vector<std::int64_t> target_rows;  // by microbatch, of the targets; empty if unknown or cut by hand
   std::vector<std::int64_t> loss_rows;    // of the targets, however they are cut: what a mean loss is taken over
-  int first_microbatch = 0;               // number of the first one, counted over all replicas
+  int first_microbatch = 0;               // number of the first microbatch, counted over all replicas
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
   bool only_shapes = false;  // on the meta device, without data
 };
 
-/// Cuts a batch into what the stages of one rank need of it. Throws InvalidArgument when parts of a batch that is cut
-/// differ in rows.
+/// Cuts a batch into the microbatches that the stages of one rank need. Throws InvalidArgument when inputs that are cut
+/// evenly have different numbers of rows.
 class InputSplitter {
  public:
   /// `has_first`, `has_last`: whether the rank has the first stage, and the last one.
@@ -32,17 +32,17 @@ class InputSplitter {
       : options_(options), microbatches_(microbatches), has_first_(has_first), has_last_(has_last) {}
 
   void split_batch(StepInputs& inputs, const ValueList& arguments, const StepOptions& options) const;
-  /// They are cut already: one list of arguments, and one target, per microbatch.
+  /// Takes inputs that are cut already: one list of arguments and one target per microbatch.
   void take_microbatches(StepInputs& inputs, const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
                          const StepOptions& options) const;
 
  private:
-  /// Rows by microbatch of everything that is cut evenly; all of it must have the same.
+  /// Rows by microbatch of the inputs that are cut evenly, which must all have the same.
   struct Rows {
     std::string what;  // "argument 0"
     std::vector<std::int64_t> sizes;
   };
-  /// Not as the user has said in so many words, and not in one piece.
+  /// Whether a value is cut into equal parts, not replicated or cut into given sizes.
   [[nodiscard]] bool is_cut_evenly(const Split& how) const {
     return how.dimension.has_value() && how.sizes.empty() && microbatches_ > 1;
   }

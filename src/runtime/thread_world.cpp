@@ -51,13 +51,13 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
       } catch (...) {
         failures[rank.index()] = std::current_exception();
       }
-      if (!transport) connect(std::nullopt);  // to say why
+      if (!transport) connect(std::nullopt);  // to announce the failure
       const std::exception_ptr failure = failures[rank.index()];
       transport->depart(failure ? std::optional(failure_text(failure)) : std::nullopt);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  // The failure of a rank that failed by itself, rather than of one that was taken along.
+  // Prefer the failure of a rank that failed by itself over one that was aborted because of it.
   const auto own = std::find_if(failures.begin(), failures.end(),
                                 [](const std::exception_ptr& failure) { return failure && !is_aborted(failure); });
   if (own != failures.end()) std::rethrow_exception(*own);

@@ -8,8 +8,8 @@
 
 namespace stagecraft {
 
-/// Throws InvalidArgument for a tie of stages that do not exist, of fewer than two, or of a parameter that a stage here
-/// does not have.
+/// Throws InvalidArgument for a tie that names a stage that does not exist, fewer than two stages, or a parameter that
+/// a stage of this rank does not have.
 void check_ties(const std::vector<Stage>& stages, const std::vector<Tie>& ties, const Placement& placement);
 
 /// Sums the gradients of tied parameters over the stages that have them.
@@ -19,10 +19,10 @@ class TiedParameters {
   TiedParameters(World& world, const std::vector<Stage>& stages, const std::vector<Tie>& ties,
                  const Placement& placement);
 
-  /// All become what the first stage of the tie has.
+  /// Gives all stages of a tie the value that its first stage has.
   void make_equal();
 
-  /// Moves what earlier steps have left in the gradients aside, and adds it back on destruction.
+  /// Moves accumulated gradients aside, and adds them back on destruction.
   class Aside {
    public:
     Aside() = default;
@@ -39,23 +39,23 @@ class TiedParameters {
     std::vector<Kept> kept_;
   };
   [[nodiscard]] Aside set_aside();
-  /// The gradients of this step, the same bits on all ranks.
+  /// Sums the gradients of this step over the stages of each tie; the same on all ranks, bit for bit.
   void sum();
 
-  /// Those of this rank.
+  /// Tied parameters of this rank.
   [[nodiscard]] std::vector<at::Tensor> tensors() const;
-  /// Whether one of these stages of the rank, by place, has a tied parameter.
+  /// Whether one of the marked stages has a tied parameter. `stages`: by index among the rank's own.
   [[nodiscard]] bool any_in(const std::vector<bool>& stages) const;
 
  private:
   struct Shared {
     std::string parameter;
     std::string sum_text;             // for errors
-    std::unique_ptr<Group> group;     // null: all on one rank
+    std::unique_ptr<Group> group;     // null if all are on one rank
     std::vector<at::Tensor> tensors;  // of this rank, each once
   };
-  std::vector<Shared> shared_;       // those that this rank has a part of
-  std::vector<std::size_t> places_;  // of the stages that have them
+  std::vector<Shared> shared_;       // the ties that this rank has a part of
+  std::vector<std::size_t> places_;  // indices of the stages that have tied parameters
 };
 
 }  // namespace stagecraft

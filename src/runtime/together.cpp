@@ -21,7 +21,7 @@ void together(World& world, const std::function<void()>& work, const std::functi
   } catch (const AbortedError&) {
     own = std::current_exception();
   } catch (const StepError& error) {
-    abort_saying(error.what());  // it says who it is
+    abort_saying(error.what());  // its text names the rank
   } catch (const c10::Error& error) {
     abort(error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -34,7 +34,7 @@ void together(World& world, const std::function<void()>& work, const std::functi
   try {
     failure = world.transport().settle(world.timeout());
   } catch (const TransportError& error) {
-    // This rank goes on, and others may still be at it: they are told, and nothing later can be taken for this.
+    // This rank goes on while others may still be in the step: tell them, so that nothing later is mistaken for it.
     world.transport().give_up({error.peer(), error.what()});
     if (own) std::rethrow_exception(own);
     throw;

@@ -5,9 +5,9 @@
 /// LibTorch's warnings on a rank's thread.
 namespace stagecraft {
 
-/// The handler for c10::WarningUtils: prints a warning as LibTorch would, in one line, and the same one at most once in
-/// the process, whichever rank gives it. LibTorch appends stack frames to some and repeats them at every call. Lives as
-/// long as the process; any number of threads may use it.
+/// A handler for c10::WarningUtils that prints a warning as LibTorch would, but in one line and at most once per
+/// process, whichever rank gives it. LibTorch appends stack frames to some warnings and repeats them at every call.
+/// Lives as long as the process; thread-safe.
 c10::WarningHandler& brief_warnings();
 
 }  // namespace stagecraft

@@ -5,11 +5,11 @@
 
 #include "stagecraft/runtime/launch.h"
 
-/// What every kind of world does alike when it starts and ends ranks.
+/// What all kinds of world share when they start and end ranks.
 namespace stagecraft {
 
-/// Where a rank computes; `place` is its position among the ranks of its host. Throws InvalidArgument without such a
-/// device.
+/// The device of a rank; `place` is its index among the ranks of its host. Throws InvalidArgument when there is no
+/// device of the type asked for.
 at::Device device_of(const LaunchOptions& options, RankId rank, int place);
 /// Threads inside one operation, of a rank that has so many cores.
 int threads_of(const LaunchOptions& options, int cores);

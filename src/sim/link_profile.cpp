@@ -36,7 +36,7 @@ void LinkProfile::close() {
     for (const RecordedMessage& message : link.messages) {
       if (message.was_late()) delays.push_back(message.delay());
     }
-    // Of messages that nobody waited for, only the most that they can have taken is known.
+    // A message that nobody waited for gives only an upper bound of its delay.
     link.delay = delays.empty() ? smallest_delay(link.messages) : median(delays);
     std::vector<double> takings;
     for (const RecordedMessage& message : link.messages) {

@@ -32,7 +32,7 @@ class Profiler {
         between_(static_cast<std::size_t>(placement_.ranks())),
         work_(placement_) {}
 
-  /// Of all steps, before any actions: they say which part of a wait is a cost.
+  /// Called for all steps before their actions are added: message times tell which part of a wait is a cost.
   void add_messages(const RecordedStep& step) {
     for (std::size_t r = 0; r < step.ranks().size(); ++r) {
       for (const Span& span : step.ranks()[r]) {

@@ -34,16 +34,16 @@ class RecordedStep {
   RecordedStep(const RecordedStep&) = delete;  // it points into itself
   RecordedStep& operator=(const RecordedStep&) = delete;
 
-  /// Of a compute, the message it took; none if it took none.
+  /// The message that a compute action consumed, if any.
   [[nodiscard]] std::optional<RecordedMessage> message_for(const Span& consumer, RankId rank) const;
   /// B or I: which of the two this stage did for this microbatch.
   [[nodiscard]] ActionKind backward_of(StageId stage, MicrobatchId microbatch) const;
 
   [[nodiscard]] const StepTimelines& ranks() const { return ranks_; }
-  /// Of all ranks.
+  /// Earliest begin and latest end over all ranks.
   [[nodiscard]] double begin() const { return begin_; }
   [[nodiscard]] double end() const { return end_; }
-  /// Of a rank's first action.
+  /// Start of the rank's first action.
   [[nodiscard]] double begin_of(RankId rank) const { return ranks_[rank.index()].front().start; }
 
  private:

@@ -19,7 +19,7 @@ bool is_cut(const at::Tensor& tensor, const Split& how) {
   return how.dimension.has_value() && tensor.defined() && tensor.dim() > 0;
 }
 
-/// Where each microbatch of a tensor begins and how long it is.
+/// The size of each microbatch along the dimension of the split.
 std::vector<std::int64_t> sizes_of(const at::Tensor& tensor, const Split& how, int microbatches,
                                    const std::string& what) {
   const std::int64_t dimension = *how.dimension < 0 ? *how.dimension + tensor.dim() : *how.dimension;
@@ -46,7 +46,7 @@ std::vector<std::int64_t> sizes_of(const at::Tensor& tensor, const Split& how, i
   return how.sizes;
 }
 
-/// Item-wise over the trees of all microbatches, which must have one shape.
+/// Joins the trees of all microbatches item by item; they must have the same structure.
 template <typename Join>
 Value join(const std::vector<Value>& parts, const Join& join_tensors) {
   const Value& model = parts.front();

@@ -15,7 +15,7 @@
 
 namespace stagecraft {
 
-/// One per device that draws.
+/// The generators of one scope and layer, one per device that draws.
 struct RandomScope::Streams {
   std::uint64_t seed;
   std::vector<std::pair<c10::Device, at::Generator>> generators;
@@ -35,9 +35,9 @@ struct RandomScope::Streams {
 
 namespace {
 
-// A mode of the dispatcher that nothing else uses: it can be switched on for one thread, operations without a kernel
-// for it fall through at no cost, and those that draw random numbers get one that names the generator to draw from.
-// LibTorch reserves the key for tests; there is no public one, and a global generator cannot be swapped for a thread.
+// A dispatch key that nothing else uses. It can be switched on for one thread; operations without a kernel for it fall
+// through at no cost, and random operations get a kernel that passes them the generator to draw from. LibTorch reserves
+// the key for tests, but there is no public one, and a global generator cannot be swapped for one thread.
 constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local RandomScope* innermost = nullptr;
@@ -55,7 +55,7 @@ std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
   return z ^ (z >> 31);
 }
 
-/// Where an operation draws: the device of its first tensor, or the one it is asked to make a tensor on.
+/// The device on which an operation draws: that of its first tensor, or the one on which it makes a tensor.
 c10::Device device_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
   for (const c10::IValue& argument : arguments) {
@@ -94,7 +94,7 @@ class RestoredState {
   at::Tensor state_;
 };
 
-/// An operation that draws, on a thread with a scope.
+/// The kernel of random operations on a thread with a scope.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
   RandomScope::Streams* streams = RandomScope::current();
@@ -106,10 +106,10 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     if (given.isNone()) given = streams->on(device);
     return op.redispatchBoxed(beyond, stack);
   }
-  // On a CPU such an operation is made of others that do take a generator.
+  // On a CPU, an operation without a generator calls others that take one.
   if (device.is_cpu()) return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
-  const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // the operations it is made of draw from the same
+  const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // operations that it calls draw from the same generator
   at::Generator global = at::globalContext().defaultGenerator(device);
   at::Generator& own = streams->on(device);
   const RestoredState restored(global);
@@ -120,7 +120,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 
 void install_once() {
   static const bool installed = [] {
-    // For the life of the process: nothing is taken back while other threads may still compute.
+    // Never destroyed: other threads may still compute while the process ends.
     static auto& all = *new torch::Library(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
     all.fallback(torch::CppFunction::makeFallthrough());
     static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", kMode, __FILE__, __LINE__);

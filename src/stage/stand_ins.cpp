@@ -11,7 +11,7 @@ at::Tensor meta_like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
 }
 
-/// Makes a tensor look like another one, in place: whoever holds it sees the change.
+/// Gives a tensor the data and shape of another one, in place: all holders see the change.
 void become(const at::Tensor& tensor, const at::Tensor& other) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
 }
@@ -33,7 +33,7 @@ StandIns StandIns::on_meta(const Stage& stage) {
   StandIns stand_ins;
   for (const NamedTensors* tensors : {&stage.parameters(), &stage.buffers()}) {
     for (const auto& [name, tensor] : *tensors) {
-      if (!tensor.defined() || tensor.is_meta()) continue;  // or listed twice, and there already
+      if (!tensor.defined() || tensor.is_meta()) continue;  // or listed twice and already replaced
       stand_ins.replace(tensor, meta_like(tensor));
     }
   }
@@ -49,7 +49,7 @@ StandIns StandIns::copies_of_buffers(const Stage& stage) {
 }
 
 StandIns::~StandIns() {
-  // In reverse: a tensor that is listed twice gets back what it was first.
+  // In reverse: a tensor that is listed twice gets back its original data.
   for (auto replaced = replaced_.rbegin(); replaced != replaced_.rend(); ++replaced) {
     become(replaced->tensor, replaced->data);
   }
@@ -65,7 +65,7 @@ Value infer_output(const Stage& stage, const StageCall& call, at::Device device)
     const StandIns meta = StandIns::on_meta(stage);
     return on_meta(stage.forward(call));
   } catch (const std::exception&) {
-    // An operation without a meta kernel, or a real mistake: then the run below says so.
+    // An operation without a meta kernel, or a real error, which the run below will throw.
   }
   ValueList arguments;
   for (const Value& argument : call.arguments) arguments.push_back(zeros_like(argument, device));

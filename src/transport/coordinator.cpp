@@ -36,7 +36,7 @@ std::optional<Notice> Coordinator::hear(RankId from, const Notice& notice) {
 
 void Coordinator::tell_all(const Notice& notice) {
   for (int r = 0; r < ranks_; ++r) {
-    // Who has left does not listen any more, except for the others leaving too.
+    // A rank that has departed only needs to hear of other departures.
     const bool listens = [&] {
       const std::lock_guard lock(mutex_);
       return notice.kind == Notice::Kind::kDepart || !roll_call_.has_departed(RankId(r));
@@ -47,7 +47,7 @@ void Coordinator::tell_all(const Notice& notice) {
 
 // --- waiting ---
 
-/// A wait that others can see.
+/// Lists a wait in pending_, for other ranks to ask about.
 class Coordinator::Registration {
  public:
   Registration(Coordinator& coordinator, const Wait& wait, Clock::time_point begin)
@@ -69,7 +69,7 @@ class Coordinator::Registration {
   Pending pending_;
 };
 
-/// Looks until `is_done`, which may throw, or until the time that `limit` gives.
+/// Waits until `is_done`, which may throw. After the time that `limit` returns, inquires and throws TimeoutError.
 template <typename Done, typename Limit>
 void Coordinator::wait_until(const Wait& wait, Timeout timeout, const Done& is_done, const Limit& limit) {
   const auto begin = Clock::now();
@@ -114,8 +114,7 @@ class Coordinator::Inquiry {
   std::int32_t number_ = 0;
 };
 
-/// Asks all ranks what they wait for, and throws the error that follows. Returns true if what is waited for comes
-/// meanwhile.
+/// Asks all ranks what they wait for and throws TimeoutError. Returns true if `is_done` becomes true meanwhile.
 template <typename Done>
 bool Coordinator::inquire(const Wait& wait, Timeout timeout, const Done& is_done) {
   const Inquiry inquiry(*this);
@@ -197,7 +196,7 @@ void Coordinator::throw_if_failed_locked() const {
   if (failed != nullptr) throw AbortedError(failed->failure.message, failed->failure.rank);
 }
 
-/// A rank's program has ended, or some process is lost: waiting any longer would be in vain.
+/// Throws because waiting is useless: the rank's program has ended, some rank has given up, or some process is lost.
 void Coordinator::throw_in_vain(const Failure& reason, const Wait& wait) const {
   throw AbortedError(reason.message + "; rank " + std::to_string(rank_.value) + " was waiting for " + to_text(wait),
                      reason.rank);
@@ -236,7 +235,7 @@ void Coordinator::give_up(const Failure& failure) {
   channel_.wake();
 }
 
-/// After a wait that took too long, ranks that have not come to the end of the step have little time left.
+/// When `settle` stops waiting: after the timeout; but soon after some wait of this step has timed out.
 Coordinator::Clock::time_point Coordinator::end_of_patience(Clock::time_point begin, Timeout timeout) const {
   const std::lock_guard lock(mutex_);
   const RollCall::Failed* failed = roll_call_.failure();
@@ -244,7 +243,7 @@ Coordinator::Clock::time_point Coordinator::end_of_patience(Clock::time_point be
   return std::min<Clock::time_point>(begin + timeout, std::max(begin, failed->heard) + kPatienceAfterTimeout);
 }
 
-/// Concludes the step if all that it takes is known.
+/// Concludes the step if the verdict is known, or on rank 0 if all ranks have answered. Returns whether it did.
 bool Coordinator::is_settled(std::optional<Failure>& outcome) {
   std::optional<Notice> verdict;
   std::uint64_t next = 0;

@@ -16,21 +16,21 @@
 
 namespace stagecraft {
 
-/// Who failed, who waits for whom, and when a step is over: what every transport does alike, by notices from rank to
-/// rank (RollCall has the protocol). All waiting of a rank is done here.
+/// Keeps track of failed ranks, of who waits for whom, and of the ends of steps, by notices between ranks. The same for
+/// every transport; RollCall has the protocol. All waits of a rank are done here.
 ///
-/// The lock is held for moments, and never while a channel is called: a channel may call `hear` under its own.
+/// The lock is held briefly, and never while a channel is called: a channel may call `hear` under its own lock.
 class Coordinator {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// The channel outlives every call but those of `hear`.
+  /// The channel must outlive all calls except `hear`, which does not use it.
   Coordinator(Channel& channel, std::function<std::string()> activity);
 
-  /// A notice has arrived; from any thread. Returns what to answer.
+  /// Handles a notice that has arrived; called from any thread. Returns the reply, if any.
   std::optional<Notice> hear(RankId from, const Notice& notice);
 
-  // What Transport says of them.
+  // As documented in Transport.
   Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose);
   void abort(const Failure& failure);
   std::optional<Failure> settle(Timeout timeout);
@@ -42,14 +42,15 @@ class Coordinator {
   /// Steps settled so far.
   [[nodiscard]] std::uint64_t step() const { return step_; }
 
-  // For whoever starts and ends worlds.
+  // For code that starts and ends worlds.
   [[nodiscard]] bool all_others_departed() const;
-  /// The failure of a program that has ended in one.
+  /// The failure of a rank whose program has ended with one, if any.
   [[nodiscard]] std::optional<Failure> failed_departure() const;
-  /// The process of a rank is gone or out of reach: whoever waits gets AbortedError with this text. The first counts.
+  /// Called when the process of a rank is gone or out of reach: all waits end with AbortedError and this text. Only the
+  /// first call counts.
   void lose(RankId rank, const std::string& text);
   [[nodiscard]] std::optional<Failure> lost() const;
-  /// Whether a wait of this step, on any rank, took too long: some rank does not do what the others wait for.
+  /// Whether a wait of this step has timed out, on any rank.
   [[nodiscard]] bool is_stuck() const;
   /// What this rank is waiting for; empty when it is not.
   [[nodiscard]] std::string pending() const;
@@ -80,17 +81,17 @@ class Coordinator {
   const RankId rank_;
   const int ranks_;
   const std::function<std::string()> activity_;
-  std::atomic<std::uint64_t> step_ = 0;  // roll_call_'s
+  std::atomic<std::uint64_t> step_ = 0;  // copy of roll_call_.step(), readable without the lock
   std::atomic<bool> is_resting_ = false;
-  std::atomic<std::thread::id> main_thread_ = std::this_thread::get_id();  // that settles steps
+  std::atomic<std::thread::id> main_thread_ = std::this_thread::get_id();  // the thread that settles steps
 
-  mutable std::mutex mutex_;  // of everything below
+  mutable std::mutex mutex_;  // guards everything below
   RollCall roll_call_;
   bool has_timed_out_ = false;           // a wait of this step
   std::vector<const Pending*> pending_;  // what threads of this rank wait for
-  // One that took too long: it counts until the rank waits again, so that it is not taken for one that goes on.
+  // The wait that timed out. Reported to other ranks until this rank waits again, so that it does not look busy.
   std::optional<Wait> given_up_;
-  std::map<std::int32_t, Answers> inquiries_;  // by question: answers so far
+  std::map<std::int32_t, Answers> inquiries_;  // answers so far, by question
   std::int32_t last_inquiry_ = 0;
 };
 

@@ -28,7 +28,7 @@ std::string shapes_text(const std::vector<at::Tensor>& tensors) {
   return tensors.size() > kEnough ? text + ", ... (" + std::to_string(tensors.size()) + ")" : text;
 }
 
-/// Part `part` of a flat tensor that is cut into `parts`, as evenly as it goes: a view.
+/// A view of part `part` of a flat tensor, cut into `parts` parts whose sizes differ by at most 1.
 at::Tensor part_of(const at::Tensor& flat, int part, int parts) {
   const std::int64_t share = flat.numel() / parts;
   const std::int64_t rest = flat.numel() % parts;
@@ -36,14 +36,14 @@ at::Tensor part_of(const at::Tensor& flat, int part, int parts) {
   return flat.narrow(0, begin, share + (part < rest ? 1 : 0));
 }
 
-/// Of a tensor that is written in place.
+/// Throws InvalidArgument for a tensor that cannot be written in place.
 void check_writable(const at::Tensor& tensor) {
   if (is_sparse_of_any_layout(tensor) || at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
   throw InvalidArgument("several elements of the tensor " + shape_text(tensor) +
                         " are one place in memory (expand): a collective cannot write into it; give it a clone");
 }
 
-/// Its numbers one after the other: a view where the memory is like that, otherwise a copy.
+/// The tensor with one dimension: a view if it is contiguous, otherwise a copy.
 at::Tensor flattened(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous().view({-1});
 }
@@ -52,12 +52,13 @@ bool is_narrow_float(at::ScalarType type) { return type == at::kHalf || type == 
 
 }  // namespace
 
-/// One collective under way: its messages, in rounds.
+/// One collective in flight: sends and receives its messages, in rounds.
 class MessageGroup::Collective {
  public:
   Collective(MessageGroup& group, std::string_view call)
       : group_(group), purpose_{group.what_, group.call_.empty() ? call : group.call_, group.name_} {
-    // The messages of a failed step are gone, and members may have been at different ones: all count from 0 again.
+    // The messages of a failed step are gone, and members may have been at different collectives: all count from 0
+    // again.
     const std::uint64_t failed = group.transport_.failed_steps();
     if (failed != group.failed_steps_) group.collectives_ = 0;
     group.failed_steps_ = failed;
@@ -72,7 +73,7 @@ class MessageGroup::Collective {
   [[nodiscard]] Message receive(int from, int round) const {
     return group_.transport_.receive(rank(from), tag(round), group_.timeout_, &purpose_);
   }
-  /// Like `like` in all dimensions, or in all but the first.
+  /// Receives a tensor of the type and shape of `like`; with `any_rows`, dimension 0 may differ.
   [[nodiscard]] at::Tensor receive_like(const at::Tensor& like, int from, int round, bool any_rows = false) const {
     return receive_like(std::vector<at::Tensor>{like}, from, round, any_rows)[0];
   }
@@ -89,7 +90,7 @@ class MessageGroup::Collective {
                             std::to_string(rank(group_.place()).value) + " has " + shapes_text(like) + " (" +
                             group_.text() + ")");
     }
-    // A transport brings tensors to where the rank computes; these belong where the others are.
+    // The transport delivers tensors on the rank's device; move them to the device of `like`.
     for (std::size_t i = 0; i < like.size(); ++i) message.tensors[i] = message.tensors[i].to(like[i].device());
     return std::move(message.tensors);
   }
@@ -100,10 +101,10 @@ class MessageGroup::Collective {
     for (int step = 1; step < group_.size(); ++step) visit((group_.place() + step) % group_.size());
   }
 
-  /// That what came from `to`, on the device of `given`, has been read.
+  /// Tells `to` that its data, on the device of `given`, has been read.
   void acknowledge(int to, int round, const at::Tensor& given) const {
     Message nothing;
-    // On a device with streams it has only been issued: an empty tensor brings the order along.
+    // On a device with streams the read is only issued: an empty tensor makes the receiver's stream wait for it.
     if (!given.is_cpu()) nothing.tensors.push_back(at::empty({0}, given.options()));
     send(to, round, std::move(nothing));
   }
@@ -125,10 +126,10 @@ class MessageGroup::Collective {
 
 namespace {
 
-/// A tree over the members: `from` at its root, each with half of what is left of its parent's.
+/// A member's parent and children in the binomial tree of a broadcast from `from`.
 struct Branch {
   int parent = -1;
-  std::vector<int> children;  // those with the most below them first
+  std::vector<int> children;  // largest subtree first
 
   Branch(int place, int size, int from) {
     const int own = (place - from + size) % size;
@@ -222,7 +223,7 @@ std::vector<Message> MessageGroup::all_gather(Message own) {
 }
 
 std::vector<std::string> MessageGroup::all_gather(const std::string& own) {
-  // Through one member: a few words, once in a while, of ever so many.
+  // Through member 0: these are short, and it takes fewer messages than all to all.
   const During all_of_it(call_, call_.empty() ? "all_gather" : call_);
   std::string lengths;
   std::string words;
@@ -258,7 +259,7 @@ void MessageGroup::broadcast_into(const at::Tensor& tensor, int from) {
   if (branch.parent >= 0) value = collective.receive_like(value, branch.parent, 0);
   for (const int child : branch.children) collective.send(child, 0, {{value}, ""});
   if (branch.parent >= 0) {
-    const at::NoGradGuard no_graph;  // not detach: what is written into a detached sparse tensor stays there
+    const at::NoGradGuard no_graph;  // not detach: a write to a detached sparse tensor does not reach it
     tensor.copy_(value);
   }
   for (const int child : branch.children) (void)collective.receive(child, 1);
@@ -293,7 +294,7 @@ at::Tensor MessageGroup::reduced(const std::vector<at::Tensor>& parts, Reduction
   } else if (is_narrow_float(type)) {
     sum = parts[0].to(at::kFloat).add_(parts[1]);
   } else {
-    sum = at::add(parts[0], parts[1]).to(type);  // bool, too, stays what it is
+    sum = at::add(parts[0], parts[1]).to(type);  // bool stays bool
   }
   for (std::size_t i = 2; i < parts.size(); ++i) sum.add_(parts[i]);
   if (reduction == Reduction::kMean) sum.div_(static_cast<std::int64_t>(parts.size()));
@@ -314,7 +315,7 @@ void MessageGroup::all_reduce(const std::vector<at::Tensor>& tensors, Reduction 
     for (const at::Tensor& tensor : flat) all.push_back(part_of(tensor, place, size()));
     return all;
   };
-  // To the member that adds the parts up...
+  // Round 0: every member gets its part from all others, and reduces it.
   collective.for_each_other([&](int other) {
     collective.expect(other, 0);
     collective.expect(other, 1);
@@ -331,7 +332,7 @@ void MessageGroup::all_reduce(const std::vector<at::Tensor>& tensors, Reduction 
     sums.push_back(reduced(of_all, reduction));
   }
   all.clear();
-  // ... and back. By then they have been read, and may be written.
+  // Round 1: the reduced parts go to all. Who sends them has read what it got in round 0: that may now be overwritten.
   collective.for_each_other([&](int other) { collective.send(other, 1, {sums, ""}); });
   at::_foreach_copy_(own, sums);
   collective.for_each_other([&](int other) {

@@ -11,7 +11,7 @@ void RollCall::hear(RankId from, const Notice& notice) {
   switch (notice.kind) {
     case Kind::kAbort:
     case Kind::kTimeout:
-      if (notice.step < step_) break;  // the verdict was about it
+      if (notice.step < step_) break;  // a verdict has decided that step
       failures_.try_emplace(notice.step, Failed{*failure, notice.kind == Kind::kTimeout, Clock::now()});
       break;
     case Kind::kSettle:

@@ -9,7 +9,7 @@
 
 #include "stagecraft/transport/channel.h"
 
-/// What the ranks have said about steps and about themselves.
+/// The protocol by which ranks agree on the end of a step, and what they have said about themselves.
 ///
 /// **How a step ends.** Every rank tells rank 0, the root, that it is at the end of the step, and which failure it
 /// knows of (kSettle). When the root has heard all, it takes the failure of the lowest rank, if there is any, and tells
@@ -17,12 +17,13 @@
 ///
 /// - All ranks conclude the same, because one rank decides.
 /// - No failure is missed: a rank that fails aborts before it settles, so its own kSettle says so, whether or not its
-///   kAbort has reached anybody. A kAbort that arrives after the verdict is of a step that the verdict has failed too.
-/// - No rank is in the next step before all have come to the end of this one. Messages, aborts and kSettle of the next
-///   step may still arrive before this one's verdict, by another way: all are numbered by step, and wait.
-/// - A rank that ends its program says with which step (kDepart). One that has not concluded this step never will, and
-///   waiting for the verdict is in vain; one that has, has had the verdict, which is on its way to the others too.
-/// - A rank that stops waiting for the verdict and goes on says kGiveUp: no later wait of any rank has a meaning.
+///   kAbort has reached anybody. A kAbort that arrives after the verdict belongs to a step that the verdict has failed
+///   already.
+/// - No rank enters the next step before all have finished this one. Messages, aborts and kSettle of the next step may
+///   still arrive from other ranks before this step's verdict: all carry their step number, and are kept until then.
+/// - kDepart says in which step the program of a rank ended. If that rank has not concluded this step, it never will,
+///   and waiting for the verdict is useless. If it has, the verdict is on its way to the others too.
+/// - A rank that goes on without the verdict sends kGiveUp, which ends all later waits of all ranks.
 namespace stagecraft {
 
 class RollCall {
@@ -41,21 +42,22 @@ class RollCall {
   [[nodiscard]] bool is_root() const { return own_ == kRoot; }
   /// Steps settled so far.
   [[nodiscard]] std::uint64_t step() const { return step_; }
-  /// Of them, those that ended in failure.
+  /// Settled steps that failed.
   [[nodiscard]] std::uint64_t failed_steps() const { return failed_steps_; }
-  /// Takes note of what another rank says about steps or ranks.
+  /// Records a notice of another rank.
   void hear(RankId from, const Notice& notice);
 
   // Steps.
-  /// False when a failure of this step is known already.
+  /// Records a failure of this step. Returns false, and changes nothing, when one is known already.
   bool add_failure(const Failure& failure, bool by_timeout);
-  /// Of the present step, or null.
+  /// The failure of this step, or null.
   [[nodiscard]] const Failed* failure() const;
-  /// This rank is at the end of the step. Returns what it has to tell the root; the root keeps it.
+  /// Called when this rank has finished the step. Returns the failure to report to the root, if any; the root records
+  /// its own.
   std::optional<Failure> answer();
-  /// Whether there is a verdict, or on the root all that it takes.
+  /// Whether the verdict is known; on the root, whether all ranks have answered.
   [[nodiscard]] bool is_complete() const;
-  /// What the verdict is, once it is complete.
+  /// The failure of the step, if any. Requires is_complete().
   [[nodiscard]] std::optional<Failure> verdict() const;
   /// Begins the next step.
   void conclude(const std::optional<Failure>& verdict);
@@ -64,25 +66,25 @@ class RollCall {
   [[nodiscard]] bool has_departed(RankId rank) const { return departures_[rank.index()].has_value(); }
   [[nodiscard]] int departed() const { return departed_; }
   [[nodiscard]] bool all_others_departed() const { return departed_ + 1 == static_cast<int>(departures_.size()); }
-  /// Of a program that has failed.
+  /// The failure of a rank whose program has ended with one, if any.
   [[nodiscard]] std::optional<Failure> failed_departure() const;
-  /// The process of a rank is gone or out of reach; the first counts.
+  /// Records that the process of a rank is gone or out of reach. Only the first call counts.
   void lose(RankId rank, const std::string& text);
   [[nodiscard]] const std::optional<Failure>& lost() const { return lost_; }
-  /// Some rank has gone on without a verdict; the first counts.
+  /// Records that some rank has gone on without a verdict. Only the first call counts.
   void give_up(const Failure& failure);
   [[nodiscard]] bool is_over() const { return over_.has_value(); }
   [[nodiscard]] const std::optional<Failure>& over() const { return over_; }
-  /// Why waiting for a message of `from` is in vain, or null.
+  /// Why to stop waiting for a message of `from`, or null.
   [[nodiscard]] const Failure* reason_to_give_up(RankId from) const;
-  /// Why waiting for the end of the step is in vain, or null.
+  /// Why to stop waiting for the end of the step, or null.
   [[nodiscard]] const Failure* reason_not_to_settle() const;
 
  private:
   struct Departure {
     Failure words;
     bool failed;
-    std::uint64_t step;  // that it was in
+    std::uint64_t step;  // the step it was in
   };
   using Answers = std::map<std::int32_t, std::optional<Failure>>;  // by rank
 
@@ -90,8 +92,8 @@ class RollCall {
   std::uint64_t step_ = 0;
   std::uint64_t failed_steps_ = 0;
   std::map<std::uint64_t, Failed> failures_;                  // by step
-  std::map<std::uint64_t, Answers> answers_;                  // by step; of the root
-  std::map<std::uint64_t, std::optional<Failure>> verdicts_;  // by step; of the others
+  std::map<std::uint64_t, Answers> answers_;                  // by step; on the root
+  std::map<std::uint64_t, std::optional<Failure>> verdicts_;  // by step; on the others
   std::vector<std::optional<Departure>> departures_;          // by rank
   int departed_ = 0;                                          // how many
   std::optional<Failure> lost_;

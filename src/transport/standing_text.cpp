@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-// A line with "resting activity", then one for each wait.
+// Format: a line with is_resting and the activity, then a line for each wait.
 
 namespace stagecraft {
 

@@ -4,7 +4,7 @@
 
 #include "waiting.h"
 
-/// What a rank says when another asks why it does not send, as the text of a notice.
+/// A Standing, which a rank sends when another asks what it waits for, as the text of a notice.
 namespace stagecraft {
 
 std::string encode(const Standing& standing);

@@ -11,13 +11,13 @@ bool is_at_end_of_step(const Standing& standing) {
   return std::any_of(standing.waits.begin(), standing.waits.end(), [](const Wait& wait) { return wait.is_settling; });
 }
 
-/// The path from a wait to the rank that holds everybody up.
+/// Finds the path from a wait to the rank that holds it up.
 class Search {
  public:
   Search(int ranks, const StandingOf& standing_of)
       : standing_of_(standing_of), is_visited_(static_cast<std::size_t>(ranks), false) {}
 
-  /// True when it ends at a rank that does not wait. `path` is then the ranks on the way, this one last.
+  /// True when the path ends at a rank that does not wait; `path` then has the ranks on the way, that rank last.
   bool follow(RankId rank, const Wait& why, std::vector<RankId>& path) {
     if (is_visited_[rank.index()]) return false;
     is_visited_[rank.index()] = true;
@@ -34,7 +34,7 @@ class Search {
     return false;
   }
 
-  /// Whom a wait is for.
+  /// The ranks that a wait is for.
   [[nodiscard]] std::vector<RankId> peers_of(const Wait& wait) const {
     if (!wait.is_settling) return {wait.from};
     std::vector<RankId> missing;
@@ -45,7 +45,7 @@ class Search {
   }
 
  private:
-  /// Of a rank's waits, those that keep it from doing what `why` waits for.
+  /// The waits of a rank that keep it from doing what `why` waits for.
   static std::vector<const Wait*> blocking(const Standing& standing, const Wait& why) {
     std::vector<const Wait*> of_group, of_main, beside;
     const bool is_collective = !why.is_settling && why.tag.kind == MessageKind::kCollective;
@@ -102,7 +102,7 @@ TimeoutError timeout_error(RankId own, int ranks, const Wait& wait, Timeout time
                 "same order",
             peers.front()};
   }
-  // The text begins with the ranks that are waited for: one of several is named again.
+  // If the text has named several ranks, name the one that the path begins with.
   std::string chain = peers.size() > 1 ? ", of which " + rank_text(path.front()) : "";
   const char* link = peers.size() > 1 ? " waits for " : ", which waits for ";
   for (std::size_t i = 1; i < path.size(); ++i) {

@@ -21,7 +21,7 @@ struct ChartFrame {
   double bottom = 0;
 };
 
-/// Of a chart whose rows are `pitch` apart; name, title and subtitle are those of `svg_head`.
+/// The frame of a chart with rows `pitch` apart; name, title and subtitle as for `svg_head`.
 ChartFrame chart_frame(SvgContents contents, double pitch, std::string_view name, std::string_view title,
                        std::string_view subtitle);
 

@@ -24,7 +24,7 @@ struct Model {
   std::string name;
   std::function<PiecePtr(int stage, int stages)> make;
   std::function<std::vector<Edge>(int stages)> edges = [](int) { return std::vector<Edge>(); };
-  /// Of one microbatch.
+  /// Makes the input of one microbatch.
   std::function<at::Tensor(std::int64_t rows)> input = [](std::int64_t rows) { return at::randn({rows, kWidth}); };
 };
 

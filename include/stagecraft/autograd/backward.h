@@ -7,13 +7,13 @@
 #include <span>
 #include <vector>
 
-/// The backward of one forward: in one go, or in two parts with anything in between.
+/// The backward of one forward: whole, or in two parts at different times.
 namespace stagecraft {
 
 class SplitPlan;
 
-/// How the graphs of one stage are cut into an input part and a weight part. Learnt from the first graph and used again
-/// for every later one of the same shape; a graph of another shape is learnt anew. Not thread safe.
+/// Knows how to cut the graphs of one stage into an input part and a weight part. Learns it from the first graph and
+/// reuses it for graphs of the same shape; learns again from a graph of another shape. Not thread safe.
 class BackwardPlanner {
  public:
   BackwardPlanner();
@@ -29,8 +29,7 @@ class BackwardPlanner {
   std::unique_ptr<SplitPlan> plan_;
 };
 
-/// What is left to do after one forward. It holds the graph, not the outputs: those may be released, viewed or handed
-/// on.
+/// The backward of one forward. Holds the graph, not the outputs, which may be released, viewed or sent.
 ///
 ///   Backward backward(outputs, inputs);            // after the forward
 ///   gradients = backward.full(output_gradients);   // everything, or
@@ -38,8 +37,8 @@ class BackwardPlanner {
 ///   gradients = backward.input_part(output_gradients, planner);   // only what the stage before needs
 ///   backward.weight_part();                                       // some time later: the weights' .grad
 ///
-/// The input part touches no weight's .grad and drops all of the graph that the weight part does not need. Both orders
-/// give the weights the same gradients, bit for bit, and fire each weight's hooks once.
+/// The input part does not touch the weights' .grad, and frees the part of the graph that the weight part does not
+/// need. Whole or split, the weights get the same gradients, bit for bit, and each weight's hooks run once.
 class Backward {
  public:
   /// Nothing to do.
@@ -54,7 +53,7 @@ class Backward {
   /// has one per output; an undefined one means that nothing came back. The graph is released.
   std::vector<at::Tensor> full(const std::vector<at::Tensor>& gradients);
 
-  /// The gradients of the inputs alone.
+  /// Returns the gradients of the inputs, like `full`, and leaves those of the weights to `weight_part`.
   std::vector<at::Tensor> input_part(const std::vector<at::Tensor>& gradients, BackwardPlanner& planner);
 
   /// Completes an input part. Throws InvalidArgument when there was none, or when it is complete already.
@@ -76,7 +75,7 @@ class Backward {
   std::vector<at::Tensor> inputs_;
 };
 
-/// A backward from tensors that are somewhere in the user's own graph, all at once.
+/// One backward from tensors inside the user's own graph, with these gradients.
 void accumulate_into(std::span<const at::Tensor> tensors, const std::vector<at::Tensor>& gradients);
 
 }  // namespace stagecraft

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-/// Types of numbers, as LibTorch and as safetensors files call them.
+/// Converts between LibTorch's types of numbers and the names in safetensors files.
 namespace stagecraft {
 
 /// "F32"; empty for a type that the files do not have.

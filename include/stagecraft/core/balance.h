@@ -3,15 +3,15 @@
 #include <cstdint>
 #include <vector>
 
-/// Cutting a row of things with costs into parts.
+/// Splits a sequence of costs into contiguous parts.
 namespace stagecraft {
 
-/// Sizes of `parts` parts, one after the other, that cover all things, each with at least one. The largest part costs
-/// as little as it can, and of all ways that do that, this one is the most even (the least sum of squares; of equals,
-/// later cuts come later). Exact. Costs are finite and not negative. Throws InvalidArgument when there are fewer things
-/// than parts, or for a cost that cannot be.
+/// Number of items in each of `parts` consecutive, non-empty parts, such that the most expensive part is as cheap as
+/// possible. Among those partitions it returns the one with the smallest sum of squared part costs, and among equals the
+/// one that cuts later. Exact. Throws InvalidArgument when there are fewer items than parts, or for a cost that is
+/// negative or not finite.
 ///
-/// Takes time for things x parts x the most things in a part.
+/// Takes O(items x parts x items in the longest part) time.
 std::vector<std::int64_t> balanced_sizes(const std::vector<double>& costs, int parts);
 
 }  // namespace stagecraft

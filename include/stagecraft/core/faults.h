@@ -6,7 +6,7 @@
 
 namespace stagecraft {
 
-/// What is wrong, collected to be said at once.
+/// Collects several errors, to report them in one message.
 class Faults {
  public:
   static constexpr std::size_t kEnough = 20;
@@ -35,13 +35,13 @@ class Faults {
   std::size_t count_ = 0;
 };
 
-/// At most `most` bytes, the last of them dots where something is left out.
+/// At most `most` bytes of the text; a longer one ends in "...".
 inline std::string shortened(std::string text, std::size_t most = 40) {
   if (text.size() > most) text = text.substr(0, most - 3) + "...";
   return text;
 }
 
-/// In quotes, of a length and of letters that fit a message.
+/// Quoted for an error message: at most 100 bytes, control characters replaced by '?'.
 inline std::string in_quotes(std::string_view text) {
   constexpr std::size_t kMost = 100;
   std::string result = "'";

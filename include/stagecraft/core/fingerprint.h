@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-/// A short text that differs where two ranks were given different things.
+/// A hash as short text, with which ranks compare what they were given.
 namespace stagecraft {
 
 class Fingerprint {  // FNV-1a

@@ -5,7 +5,7 @@
 
 namespace stagecraft {
 
-/// 0 of nothing; of an even number, the mean of the two in the middle.
+/// 0 for an empty list; for an even count, the mean of the two middle values.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

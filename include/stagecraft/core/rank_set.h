@@ -7,7 +7,7 @@
 
 namespace stagecraft {
 
-/// A set of ranks that is walked in ascending order while it changes: 64 ranks per look.
+/// A bit set of ranks that can be iterated in ascending order while it changes.
 class RankSet {
  public:
   static constexpr std::size_t npos = SIZE_MAX;

@@ -184,7 +184,7 @@ struct Input {
   bool persistent = true;    ///< Of a buffer.
   StoredTensor stored = {};  ///< Of a parameter, buffer or constant.
   Argument fixed = {};
-  /// Of a parameter: further names of the same weight. The values of those stand for this one.
+  /// For a parameter: other names of the same weight, whose values are replaced by this one.
   std::vector<std::string> other_names = {};
 
   [[nodiscard]] bool is_loaded() const { return kind != Kind::kUser && kind != Kind::kFixed; }

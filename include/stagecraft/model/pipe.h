@@ -12,35 +12,35 @@
 /// Models exported from Python, trained without Python.
 namespace stagecraft {
 
-/// Where to cut; one of these.
+/// Where to cut the model; set at most one of the first four.
 struct CutOptions {
-  /// So many stages, balanced by estimated work.
+  /// Into this many stages, balanced by estimated work.
   int stages = 0;
   /// At the beginning or the end of these modules.
   std::vector<graph::ModuleCut> at = {};
   /// Where the model itself says so: `pipe_split()`, or stage annotations.
   bool marked = false;
-  /// Whatever you like: places in Program::nodes before which to cut, ascending.
+  /// A function that returns the indices in Program::nodes before which to cut, ascending.
   std::function<std::vector<int>(const graph::Program&)> policy = {};
   /// Which model of the file, if it has several.
   std::string model = {};
 };
 
-/// What the user gives the model, by position or by name.
+/// An input of the model, given by position or by name.
 struct ModelInput {
   std::string name;  ///< Empty: only by position.
-  /// Of one tensor; none of a nested input, and of one that was fixed by the export.
+  /// The tensor's type and shape; none for a nested input, and for one that was fixed by the export.
   std::optional<TensorSpec> tensor;
   bool fixed = false;
-  /// Cut along the dynamic dimension of the batch; as a whole where it has none.
+  /// How it is cut into microbatches: along the dynamic dimension of the batch, or not at all where it has none.
   Split split = {};
 };
 
-/// An exported model, cut into stages. The file is read when needed and never changed; keep it while stages are built.
+/// An exported model, cut into stages. The file is read when stages are built: keep it until then. It is never changed.
 class Pipe {
  public:
   /// Reads everything but the weights. Throws FileError for a file that is not an exported program, and InvalidArgument
-  /// for cuts that cannot be made and operators that LibTorch does not have, all together.
+  /// for cuts that cannot be made and for operators that LibTorch does not have, which are all listed.
   explicit Pipe(const std::string& path, const CutOptions& options = {});
 
   [[nodiscard]] int stages() const { return static_cast<int>(cut_.stages.size()); }
@@ -51,15 +51,15 @@ class Pipe {
   /// A table of the stages: operators, parameters, bytes in and out.
   [[nodiscard]] std::string summary() const;
 
-  /// Reads the weights of one stage, and of no other.
+  /// Builds one stage; reads only its weights.
   [[nodiscard]] Stage build_stage(int index, at::Device device = at::kCPU) const;
-  /// Several stages of one rank: a parameter that they share is one tensor.
+  /// Builds several stages of one rank; a parameter that they share is one tensor.
   [[nodiscard]] std::vector<Stage> build_stages(const std::vector<StageId>& indices,
                                                 at::Device device = at::kCPU) const;
-  /// Those that the schedule puts on this rank.
+  /// Builds the stages that the schedule puts on this rank.
   [[nodiscard]] std::vector<Stage> build_stages(const World& world, const ScheduleChoice& schedule) const;
 
-  /// The same options with edges, ties, and how inputs are cut into microbatches.
+  /// Adds edges, ties, and how inputs are cut into microbatches to the given options.
   [[nodiscard]] PipelineOptions options(PipelineOptions options) const;
 
  private:

@@ -7,8 +7,8 @@ namespace stagecraft {
 struct ExactResult {
   Schedule schedule;
   Simulation simulation;
-  /// Whether the span is proven to be the smallest there is. Else the time ran out, and it is the best found; or
-  /// messages share links, which the program does not know, and make the schedule longer than the program says.
+  /// Whether the span is proven optimal. If not, either the time ran out and this is the best schedule found, or
+  /// messages share links, which the integer program does not model, and the real span is longer than its optimum.
   bool proven = false;
 };
 

@@ -8,26 +8,26 @@
 namespace stagecraft {
 
 struct LaunchOptions {
-  /// Of one pipeline, as threads of this process; under MPI there are as many processes as the launcher has started.
+  /// Ranks of one pipeline, as threads of this process. Ignored under MPI, where the launcher decides the number of
+  /// processes.
   int ranks = 1;
   /// Pipelines side by side, each on its own share of the batch: there are ranks * replicas ranks in all. Under MPI
   /// the processes are divided among them.
   int replicas = 1;
-  /// "threads": all ranks in this process. "mpi": this process is one rank. Or another that was registered. Empty: that
-  /// of the launcher that has started this process, otherwise threads. The flag --stagecraft-world=NAME on the command
-  /// line overrides it.
+  /// "threads": all ranks in this process. "mpi": this process is one rank. Or the name of a registered world. Empty:
+  /// the world of the launcher that started this process, otherwise threads. The flag --stagecraft-world=NAME on the
+  /// command line overrides it.
   std::string world = {};
   /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
   /// between different numbers.
   int threads_per_rank = 0;
-  /// Where ranks compute. Of several devices each rank takes the one of its place among the ranks on its host, round
-  /// robin.
+  /// The type of device that ranks compute on. With several devices, the ranks of a host take them in turn.
   at::DeviceType device_type = at::kCPU;
-  /// Where rank r computes, instead.
+  /// The device of each rank; overrides `device_type`.
   std::function<at::Device(RankId)> device = {};
   /// The longest that a rank waits for another.
   Timeout timeout = std::chrono::minutes(5);
-  /// The program's, before the message when `launch` prints a failure. Processes say their rank instead.
+  /// The program's name, put before the message when `launch` prints a failure. Processes print their rank instead.
   std::string name = {};
 };
 
@@ -37,7 +37,7 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
 
 /// The body of `main`: runs the program on the ranks of the world that `options` and the command line ask for, and
 /// prints a failure to stderr. Returns the exit code: 0; 2 for InvalidArgument or FileError on any rank, otherwise 1; a
-/// process that another one's failure has ended returns 1. The command line keeps its flags; those that begin with
+/// process that ends because another one failed returns 1. The command line keeps its flags; those that begin with
 /// --stagecraft- are for this function.
 int launch(int argc, char** argv, const LaunchOptions& options, const std::function<void(World&)>& program);
 
@@ -49,7 +49,7 @@ struct WorldFactory {
   /// Runs the program on the ranks that are in this process (each within a RankScope), and returns the exit code.
   std::function<int(const LaunchOptions& options, const std::function<void(World&)>& program)> run;
 };
-/// From now on `launch` knows it. Throws InvalidArgument for a name that is taken.
+/// Makes a world known to `launch`. Throws InvalidArgument for a name that is taken.
 void register_world(WorldFactory factory);
 
 }  // namespace stagecraft

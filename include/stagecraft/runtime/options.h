@@ -15,11 +15,11 @@
 #include "stagecraft/stage/microbatches.h"
 #include "stagecraft/stage/value.h"
 
-/// What a user says about a pipeline and about a step.
+/// Options of a pipeline and of a step.
 namespace stagecraft {
 
-/// The loss of one microbatch, a scalar: of the last stage's output, the target cut to the microbatch, and the keywords
-/// given to `step` for the loss. A function of two plain tensors, output and target, is taken too.
+/// Computes the loss of one microbatch, a scalar, from the last stage's output, the microbatch's part of the target,
+/// and the `loss_keywords` of the step. May also be a function of two tensors, output and target.
 class LossFunction {
  public:
   using Full = std::function<at::Tensor(const Value& output, const Value& target, const ValueDict& keywords)>;
@@ -49,25 +49,25 @@ enum class LossScale {
   /// The loss function averages over the rows of its microbatch, or over what `loss_weight` counts: gradients are those
   /// of the average over the whole batch.
   kMean,
-  /// The loss function adds up rows: gradients are those of the sum.
+  /// The loss function sums over rows. Gradients are those of the sum over the whole batch.
   kSum,
 };
 
-/// How much a microbatch counts in the loss of the batch, from its target: at least 0. One that counts 0 has no loss
-/// and gives gradients of 0; the loss function is not called for it.
+/// The weight of a microbatch in the loss of the batch, at least 0, computed from its target. With weight 0 the loss
+/// function is not called, and gradients are 0.
 using LossWeight = std::function<double(const Value& target)>;
 /// Counts the targets that are not `ignored`: for a loss that averages over these, such as cross_entropy with its
 /// ignore_index.
 LossWeight counted_targets(std::int64_t ignored = -100);
 
-/// A parameter that several stages have under one name: equal at the start, and kept equal, since each gets the sum of
-/// the gradients of all.
+/// A parameter that several stages have under one name. It starts equal in all of them and stays equal, because each
+/// gets the sum of the gradients of all.
 struct Tie {
   std::string parameter;
   std::vector<StageId> stages;
 };
 
-/// In place of an option that is gone: says what to write instead.
+/// Replaces a removed option: a use of it fails to compile with a message that says what to write.
 struct GonePlan {
   GonePlan() = default;
   template <typename Given>
@@ -77,25 +77,25 @@ struct GonePlan {
 };
 
 enum class Balance {
-  kLayers,      ///< As many layers in one stage as in another.
-  kParameters,  ///< As many bytes of parameters.
-  kTime,        ///< As much time, measured on the first rank with SplitOptions::sample.
+  kLayers,      ///< The number of layers.
+  kParameters,  ///< Bytes of parameters.
+  kTime,        ///< Time, measured on the first rank with SplitOptions::sample.
 };
 
-/// Where a Sequential is cut; all of its layers count, an embedding at the beginning and a head at the end among them.
+/// How a Sequential is cut into stages. All of its layers count, also an embedding at the beginning and a head at the
+/// end. Give at most one of `balance`, `layers` and `cuts`.
 struct SplitOptions {
-  /// What the stages are to have the same of, as near as whole layers allow: the largest stage is as small as it can
-  /// be. Unless the cuts are given:
+  /// What is balanced between the stages: the largest stage is made as small as whole layers allow.
   Balance balance = Balance::kLayers;
-  /// Layers of each stage.
+  /// The number of layers of each stage.
   std::vector<std::int64_t> layers = {};
-  /// Or the first layers of stages 1, 2, ..., counted from 0.
+  /// The first layer of each of the stages 1, 2, ...; layers are counted from 0.
   std::vector<std::int64_t> cuts = {};
-  /// To measure with: an input of the model, such as a microbatch, where its parameters are. Only the first rank needs
-  /// it.
+  /// For Balance::kTime: an input of the model, such as a microbatch, on the device of its parameters. Only needed on
+  /// the first rank.
   at::Tensor sample = {};
 
-  /// Whether it says anything.
+  /// Whether any option is set.
   [[nodiscard]] bool is_given() const {
     return balance != Balance::kLayers || !layers.empty() || !cuts.empty() || sample.defined();
   }
@@ -103,54 +103,54 @@ struct SplitOptions {
 
 struct PipelineOptions {
   /// The name of a known schedule ("1F1B", "InterleavedZeroBubble", ...), the path of a CSV file, a schedule of your
-  /// own (compute-only or lowered), or "auto": the pipeline starts with a plain schedule for where its stages are,
-  /// records some steps, plans a better one, measures both in turns and keeps the faster. Results do not depend on it.
-  /// See `auto_report`.
+  /// own (compute-only or lowered), or "auto": the pipeline starts with a plain schedule for its placement, records
+  /// some steps, plans a better schedule, measures both in turns and keeps the faster. Results do not depend on the
+  /// choice. See `auto_report`.
   ScheduleChoice schedule = "1F1B";
   GonePlan plan = {};
-  /// For a schedule by name: stages on each rank; 0: as many as the schedule usually has. Where stages are given, it is
-  /// their number.
+  /// Stages on each rank, for a schedule given by name. 0: the schedule's usual number, or that of the given stages.
   int stages_per_rank = 0;
-  /// Needed, unless the schedule is your own or from a file, which knows it.
+  /// Number of microbatches. Required, unless the schedule is your own or from a file.
   int microbatches = 0;
-  /// Needed for training; evaluation does without.
+  /// Required for training.
   LossFunction loss = {};
   LossScale loss_scale = LossScale::kMean;
-  /// With kMean: over how much the loss function has averaged. Unless given, its target's rows. Weights are known
-  /// before the first backward, and those of all microbatches and replicas count: the loss and gradients are those of
-  /// the whole batch, however it is cut.
+  /// With kMean: the number of items that the loss function averages over. By default, the rows of the target. Weights
+  /// of all microbatches and replicas are known before the first backward: the loss and gradients are those of the
+  /// whole batch, however it is cut.
   LossWeight loss_weight = {};
   /// Skip connections and the like; stages without edges take what the stage before returns.
   std::vector<Edge> edges = {};
-  /// Their gradients are summed at the end of every step.
+  /// Tied parameters: their gradients are summed at the end of every step.
   std::vector<Tie> ties = {};
-  /// By position; arguments beyond the list are cut along dimension 0.
+  /// How arguments are cut, by position; those beyond the list are cut along dimension 0.
   std::vector<Split> argument_splits = {};
-  /// By name; others are cut along dimension 0.
+  /// How keyword inputs are cut, by name; others are cut along dimension 0.
   std::map<std::string, Split> keyword_splits = {};
   Split target_split = {};
-  /// Puts the outputs of the last stage together.
+  /// Joins the outputs of the last stage.
   Reducer merge_outputs = concatenate();
-  /// Give every rank the losses of all replicas, not only the one with the last stage those of its own.
+  /// Give every rank the losses of all replicas. Otherwise only the rank of the last stage has losses, those of its
+  /// replica.
   bool broadcast_loss = false;
-  /// Fixes the randomness of every (step, stage, microbatch).
+  /// Seed of the random numbers of every (step, stage, microbatch).
   std::uint64_t seed = 0;
-  /// How a compute-only schedule is lowered.
+  /// The passes that lower a compute-only schedule.
   std::string passes = std::string(kDefaultLowering);
-  /// With replicas: small gradients are averaged together up to this size, large ones in pieces of it.
+  /// With replicas: small gradients are averaged together in buckets of up to this size, large ones in pieces of it.
   std::int64_t bucket_bytes = 16 << 20;
   /// With schedule "auto".
   AutoOptions automatic = {};
-  /// How a Sequential is cut into stages. Refused where there is none.
+  /// How a Sequential is cut into stages. The pipeline throws InvalidArgument for it if there is no Sequential.
   SplitOptions split = {};
 };
 
 struct StepOptions {
-  /// Needed on the rank of the last stage.
+  /// Required for training on the rank of the last stage.
   Value target = {};
   /// Keyword inputs for the stages of this rank.
   ValueDict keywords = {};
-  /// Given to the loss function as they are.
+  /// Passed to the loss function uncut.
   ValueDict loss_keywords = {};
   bool return_outputs = false;
 };

@@ -24,7 +24,7 @@ class ActionContext {
 
   [[nodiscard]] const Stage& stage() const { return stage_; }
   [[nodiscard]] const Action& action() const { return action_; }
-  /// What the action does by itself. A handler that never calls it replaces it.
+  /// Runs the action. A handler that does not call it replaces the action.
   void run() const { run_(); }
 
  private:
@@ -35,20 +35,20 @@ class ActionContext {
 
 class StepResult {
  public:
-  /// By microbatch; empty on ranks that do not have them.
+  /// By microbatch; empty on ranks without losses (see PipelineOptions::broadcast_loss).
   std::vector<at::Tensor> losses;
-  /// What each loss counts in the loss of the batch.
+  /// The weight of each loss in the loss of the batch.
   std::vector<double> weights;
   /// The merged output of the last stage, on its rank and if asked for; none otherwise.
   Value output;
 
   [[nodiscard]] bool has_loss() const { return !losses.empty(); }
-  /// The loss of the whole batch; with replicas and without `broadcast_loss`, of this one's share. NaN when no
-  /// microbatch counts, as a mean over nothing is. Throws InvalidArgument on a rank that does not have it.
+  /// The loss of the whole batch; with replicas and without `broadcast_loss`, of this replica's share. NaN when all
+  /// weights are 0. Throws InvalidArgument on a rank without losses.
   [[nodiscard]] double loss() const;
 };
 
-/// What one stage makes of one microbatch.
+/// Types and shapes of the outputs of one stage for one microbatch.
 struct StageShapes {
   StageId stage;
   MicrobatchId microbatch;
@@ -62,21 +62,21 @@ concept MakesStages = requires(const Model& model, World& world, PipelineOptions
   { stages_of(model, world, options) } -> std::same_as<std::vector<Stage>>;
 };
 
-/// The stages of one rank, ready to run a schedule together with those of the other ranks. All ranks make it, and call
-/// `step` and `eval`, in the same order.
+/// Runs a schedule over the stages of this rank, together with the other ranks. All ranks make the pipeline, and call
+/// `step` and `eval` in the same order.
 ///
-/// In a world of replicas every replica gives `step` its own share of the batch (see World::share_of), and gradients
-/// are those of the whole batch, as one device would have them: parameters, and buffers such as running statistics,
-/// start as those of replica 0 and stay the same on all.
+/// With replicas, every replica gives `step` its own share of the batch (see World::share_of). Gradients are those of
+/// the whole batch, as on one device. Parameters, and buffers such as running statistics, start as those of replica 0
+/// and stay the same on all replicas.
 ///
-/// After an error in a step every rank throws: the rank that failed its StepError, the others AbortedError with the
-/// same message. Gradients may have been accumulated in part; nothing else is left over, and the next step works.
-/// With schedule "auto", one step also plans; should that fail, it throws on all ranks after its gradients are
-/// complete, and the schedule stays what it was at the beginning.
+/// After an error in a step, every rank throws: the rank that failed its StepError, the others AbortedError with the
+/// same message. Gradients may be partly accumulated; otherwise the failed step leaves nothing behind, and the next one
+/// works. With schedule "auto", one step also plans; if planning fails, that step throws on all ranks after its
+/// gradients are complete, and the starting schedule stays.
 class Pipeline {
  public:
-  /// Throws InvalidArgument when stages, ranks and schedule do not fit, ScheduleError when the schedule must not run;
-  /// on all ranks alike.
+  /// Throws on all ranks: InvalidArgument when stages, ranks and schedule do not fit, ScheduleError when the schedule
+  /// is not valid for the transport.
   Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options);
   /// Cuts the model for the schedule, and takes this rank's stages: a torch::nn::Sequential, LazyLayers, an exported
   /// Pipe, or whatever has a function `stages_of`.
@@ -90,45 +90,45 @@ class Pipeline {
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
 
-  /// Forward, loss and backward of one batch; gradients are added to the parameters' .grad. `arguments` are needed on
-  /// the rank of the first stage, the target on the rank of the last.
+  /// Runs forward, loss and backward of one batch, and adds gradients to the parameters' .grad. `arguments` are needed
+  /// on the rank of the first stage, the target on the rank of the last.
   StepResult step(const ValueList& arguments = {}, const StepOptions& options = {});
-  /// The same with microbatches that are cut already, one list of arguments and one target each.
+  /// Like `step`, with a batch that is already cut: one list of arguments and one target per microbatch.
   StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets = {},
                                const StepOptions& options = {});
-  /// Forward alone, without graphs, in evaluation mode. Returns the outputs on the rank of the last stage, and the
-  /// losses when there is a target.
+  /// Runs the forward alone, without graphs and in evaluation mode. Returns the outputs on the rank of the last stage,
+  /// and the losses when there is a target.
   StepResult eval(const ValueList& arguments = {}, const StepOptions& options = {});
 
-  /// What a step with these inputs would pass between the stages, found without computing: stages run on the meta
+  /// Finds the outputs of this rank's stages for every microbatch without computing them: stages run on the meta
   /// device, where tensors have shapes and no data, or on zeros where an operation needs data. Parameters, buffers,
-  /// gradients and random state stay as they are. Returns the outputs of this rank's stages for every microbatch.
-  /// Throws like `step` when the shapes do not fit.
+  /// gradients and random state stay as they are. Throws like `step` when the shapes do not fit.
   std::vector<StageShapes> infer_shapes(const ValueList& arguments = {}, const StepOptions& options = {});
 
-  /// Of this rank's stages; one that several of them share is listed once.
+  /// Parameters of this rank's stages; one that several stages share is listed once.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] NamedTensors named_parameters() const;
   [[nodiscard]] const std::vector<Stage>& stages() const;
   [[nodiscard]] bool has_first_stage() const;
   [[nodiscard]] bool has_last_stage() const;
-  /// Training steps so far, failed ones included. The number of a step is part of what fixes its randomness: a run that
-  /// goes on where another stopped sets it.
+  /// Training steps so far, failed ones included. The step number is part of the random seed: set it when resuming a
+  /// run.
   [[nodiscard]] std::uint64_t steps() const;
   void set_steps(std::uint64_t steps);
-  /// As it is executed: lowered. With "auto", that of the next step.
+  /// The lowered schedule; with "auto", that of the next step.
   [[nodiscard]] const Schedule& schedule() const;
 
-  /// With "auto": what chooses the schedule (see auto_report in automatic.h). Null otherwise.
+  /// With "auto": the object that chooses the schedule (see auto_report in automatic.h). Otherwise null.
   [[nodiscard]] const Steering* steering() const;
 
-  /// Runs `handler` instead of every action of a kind.
+  /// Calls `handler` in place of every action of this kind; it may run the action (see ActionContext).
   void on(ActionKind kind, std::function<void(const ActionContext&)> handler);
 
-  /// Starts recording (or stops); the timeline is that of the last step of this rank.
+  /// Starts or stops recording. `timeline` is that of this rank's last step.
   void record_timeline(bool record);
   [[nodiscard]] const Timeline& timeline() const;
-  /// The timelines of all ranks, by rank, on rank `to`; nothing on the others. All ranks call it.
+  /// Called by all ranks. Rank `to` gets the timelines of all ranks of the pipeline, by rank; the others get an empty
+  /// list.
   [[nodiscard]] std::vector<Timeline> collect_timelines(RankId to) const;
 
  private:

@@ -6,19 +6,18 @@
 
 namespace stagecraft {
 
-/// What a thread needs before it computes for a rank, while the scope lives: the rank's device and, where it has
-/// streams, one of the rank's own; a number of threads inside one operation; a backward that stays on this thread; and
-/// warnings of LibTorch in one line. `run_ranks` and `launch` make it; whoever builds a World by himself makes it
-/// first.
+/// Sets up a thread to compute for a rank, and restores it on destruction: the rank's device and, where it has streams,
+/// a stream of the rank's own; the number of threads inside one operation; autograd that stays on this thread; and
+/// LibTorch's warnings in one line. `run_ranks` and `launch` make it; code that builds a World itself makes it first.
 class RankScope {
  public:
-  /// "cuda" is the device that is current.
+  /// A device without an index, such as "cuda", means the current one.
   RankScope(c10::Device device, int threads);
   ~RankScope();
   RankScope(const RankScope&) = delete;
   RankScope& operator=(const RankScope&) = delete;
 
-  /// With its index.
+  /// The device, with its index.
   [[nodiscard]] c10::Device device() const;
 
  private:

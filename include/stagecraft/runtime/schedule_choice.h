@@ -10,7 +10,7 @@
 
 namespace stagecraft {
 
-/// A schedule by name ("1F1B"), by the path of a CSV file, or itself; or "auto".
+/// A schedule, given by name ("1F1B"), by the path of a CSV file or as an object; or "auto".
 class ScheduleChoice {
  public:
   ScheduleChoice(const char* name) : name_(name) {}             // NOLINT(google-explicit-constructor)
@@ -18,12 +18,13 @@ class ScheduleChoice {
   ScheduleChoice(Schedule own)                                  // NOLINT(google-explicit-constructor)
       : name_(own.name), own_(std::make_shared<const Schedule>(std::move(own))) {}
 
-  /// As it was given, or that of the schedule.
+  /// The name or path as given, or the name of the schedule object.
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] bool is_auto() const;
-  /// The schedule of your own, or of the file; none by name. Throws FileError or ScheduleError.
+  /// The schedule, if given as an object or a file; none if given by name. Throws FileError or ScheduleError.
   [[nodiscard]] std::optional<Schedule> given() const;
-  /// Where it puts its stages. `stages_per_rank` 0: as many as it usually has; only by name.
+  /// The placement of the schedule's stages. `stages_per_rank` is used for a schedule given by name; 0: its usual
+  /// number.
   [[nodiscard]] Placement placement(int ranks, int stages_per_rank) const;
 
  private:

@@ -11,8 +11,8 @@
 /// Cutting a model into the stages of a rank.
 namespace stagecraft {
 
-/// Where a schedule puts its stages in this world. `stages_per_rank` 0: as many as the schedule usually has. For
-/// "auto": see auto_placement.
+/// The placement of a schedule's stages in this world. `stages_per_rank` 0: the schedule's usual number. For "auto",
+/// see auto_placement.
 inline Placement placement_in(const World& world, const ScheduleChoice& schedule, int stages_per_rank = 0) {
   return schedule.placement(world.size(), stages_per_rank);
 }
@@ -26,13 +26,13 @@ inline std::vector<StageId> stages_here(const World& world, const ScheduleChoice
 
 /// Bytes of the parameters of each layer.
 std::vector<double> layer_bytes(const torch::nn::Sequential& model);
-/// Seconds of forward and backward of each layer, one after the other on this rank: the shortest of a few tries. Leaves
+/// Seconds of forward and backward of each layer, measured on this rank: the shortest of a few tries. Leaves
 /// parameters, gradients, buffers and random state as they are.
 std::vector<double> layer_times(const torch::nn::Sequential& model, const at::Tensor& sample);
 
-/// Layers of each stage, by stage, for the schedule of the options: the same on all ranks. All of them call it. Throws
-/// InvalidArgument when there are fewer layers than stages, when what is given does not fit or is given twice; what a
-/// layer throws when it is measured.
+/// The number of layers of each stage for the schedule of the options, the same on all ranks. All ranks call it. Throws
+/// InvalidArgument when there are fewer layers than stages, when the given sizes do not fit, when more than one way to
+/// cut is given, or when a layer fails while it is measured.
 std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world, const PipelineOptions& options);
 
 /// This rank's stages of a Sequential, cut between its layers as the options say (schedule, stages_per_rank, split),
@@ -48,8 +48,8 @@ inline std::vector<Stage> stages_of(const torch::nn::Sequential& model, World& w
 /// A Sequential of which every rank makes only its own layers: for models that do not fit into one process.
 class LazyLayers {
  public:
-  /// `make` returns one layer, any module or module holder. What it draws at random is fixed by `PipelineOptions::seed`
-  /// and the layer's position, whichever rank makes it.
+  /// `make` returns one layer, any module or module holder. Its random numbers depend only on `PipelineOptions::seed`
+  /// and the layer's position, not on the rank that makes it.
   template <typename Make>
   LazyLayers& add(Make make) {
     layers_.push_back([make = std::move(make)] { return torch::nn::AnyModule(make()); });
@@ -64,8 +64,8 @@ class LazyLayers {
   std::vector<std::function<torch::nn::AnyModule()>> layers_;
 };
 
-/// See MakesStages. Layers are counted, or cut where the options say: to balance parameters or time they would have to
-/// be made.
+/// See MakesStages. Balances by the number of layers, or cuts as the options say; balancing by parameters or time
+/// throws, because it would have to make all layers.
 std::vector<Stage> stages_of(const LazyLayers& model, World& world, const PipelineOptions& options);
 
 }  // namespace stagecraft

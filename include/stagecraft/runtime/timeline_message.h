@@ -7,7 +7,7 @@
 #include "stagecraft/schedule/timeline.h"
 #include "stagecraft/transport/transport.h"
 
-/// A timeline as a message between ranks, which run the same program.
+/// A timeline as a message between ranks. Copies bytes: both ranks must run the same program.
 namespace stagecraft {
 
 inline Message to_message(const Timeline& timeline) {

@@ -6,10 +6,10 @@
 
 namespace stagecraft {
 
-/// Runs `work` on all ranks of the world, to its end on all or on none: a failure on one ends the waiting of the
-/// others. The rank that failed throws its own error, the others AbortedError with the same message. `on_failure` is
-/// called where the work has failed, when the others know of it and before they are waited for: nothing of the rank may
-/// send or receive any more when it returns.
+/// Runs `work` on all ranks of the world, and returns when it has succeeded on all. A failure on one rank ends the
+/// waits of the others: the rank that failed throws its own error, the others AbortedError with the same message.
+/// `on_failure` is called on a rank whose work has failed, after the others are told and before they are waited for;
+/// when it returns, no thread of the rank may send or receive any more.
 void together(World& world, const std::function<void()>& work, const std::function<void()>& on_failure = {});
 
 }  // namespace stagecraft

@@ -4,7 +4,7 @@
 
 #include "stagecraft/core/ids.h"
 
-/// Which values go from which stage to which.
+/// Which values flow between which stages.
 namespace stagecraft {
 
 /// One output of a stage as one argument of a later stage.
@@ -18,9 +18,9 @@ struct Edge {
 };
 
 /// The edges of a pipeline, cut at the boundaries between stages. A value that skips stages travels with the messages
-/// between neighbours, through all stages in between, and so does its gradient on the way back: every schedule, and
-/// every proof about its messages, holds with skip connections too. On one device this costs nothing; between machines
-/// it costs the value's size once per boundary.
+/// between neighbours through all stages in between, and so does its gradient on the way back: schedules and the proofs
+/// about their messages need not know of skip connections. On one device this costs nothing; between machines it costs
+/// the value's size once per boundary.
 ///
 /// A stage without edges of its own takes all outputs of the stage before it, in their order.
 class Wiring {
@@ -44,11 +44,11 @@ class Wiring {
   Wiring(int stages, std::vector<Edge> edges);
 
   [[nodiscard]] int stages() const { return static_cast<int>(arguments_.size()); }
-  /// What crosses from `stage` to the one after it, in the order of the message.
+  /// The items that cross from `stage` to the next, in the order of the message.
   [[nodiscard]] const std::vector<Item>& after(StageId stage) const { return boundaries_[stage.index()]; }
-  /// Empty when the stage takes everything the stage before returns.
+  /// The arguments of a stage; empty when it takes everything that the stage before returns.
   [[nodiscard]] const std::vector<Argument>& arguments(StageId stage) const { return arguments_[stage.index()]; }
-  /// For each item after the stage: which item before the stage it is, or -1 when the stage makes it itself.
+  /// For each item after the stage: the index of the same item before the stage, or -1 when the stage makes it.
   [[nodiscard]] const std::vector<int>& relayed(StageId stage) const { return relayed_[stage.index()]; }
 
  private:

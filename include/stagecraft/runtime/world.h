@@ -15,10 +15,10 @@
 /// The ranks of one program.
 namespace stagecraft {
 
-/// What a rank is doing right now, for messages about it from any thread.
+/// What a rank is doing, for error messages; used from any thread.
 class Activity {
  public:
-  /// None: nothing of a schedule.
+  /// None: not inside a schedule.
   void set(const std::optional<Action>& action) {
     const std::lock_guard lock(mutex_);
     action_ = action;
@@ -30,32 +30,33 @@ class Activity {
   std::optional<Action> action_;
 };
 
-/// One rank's view of a pipeline, and of the replicas of that pipeline beside it. Rank p of replica r is rank
-/// p * replicas + r of the world.
+/// One rank's view of its pipeline and of the other replicas of that pipeline. Rank p of replica r has the number p *
+/// replicas + r in the world.
 class World {
  public:
-  /// All ranks make it, with the same number of replicas. Throws InvalidArgument when that does not divide the ranks.
+  /// All ranks make it, with the same number of replicas, which must divide the number of ranks (otherwise
+  /// InvalidArgument).
   World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout, int replicas = 1,
         std::shared_ptr<Activity> activity = std::make_shared<Activity>());
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  /// In the pipeline.
+  /// This rank in the pipeline.
   [[nodiscard]] RankId rank() const { return RankId(pipeline_->place()); }
-  /// Of the pipeline.
+  /// Ranks of the pipeline.
   [[nodiscard]] int size() const { return pipeline_->size(); }
   [[nodiscard]] bool is_first() const { return rank().value == 0; }
   [[nodiscard]] bool is_last() const { return rank().value + 1 == size(); }
   [[nodiscard]] int replica() const { return peers_->place(); }
   [[nodiscard]] int replicas() const { return peers_->size(); }
-  /// In the whole world.
+  /// This rank in the whole world.
   [[nodiscard]] RankId world_rank() const { return RankId(everyone_->place()); }
-  /// "rank 3", and which one of which replica that is where there are several.
+  /// "rank 3"; with replicas, "rank 3 (rank 1 of replica 1)".
   [[nodiscard]] std::string name() const;
 
   [[nodiscard]] at::Device device() const { return device_; }
   [[nodiscard]] Timeout timeout() const { return timeout_; }
-  /// Between all ranks of the world.
+  /// The transport between all ranks of the world.
   [[nodiscard]] Transport& transport() const { return *transport_; }
   [[nodiscard]] Activity& activity() const { return *activity_; }
 
@@ -67,14 +68,15 @@ class World {
   [[nodiscard]] const std::vector<RankId>& pipeline_ranks() const { return pipeline_->members(); }
   /// The ranks with the same stages, by replica.
   [[nodiscard]] Group& peers() { return *peers_; }
-  /// Another group of the peers, for another thread; all ranks of the world make it alike. `name` is for errors.
+  /// Another group of the peers, for another thread. All ranks of the world call it in the same order. `name` is for
+  /// errors.
   [[nodiscard]] std::unique_ptr<Group> more_peers(std::string name = {});
 
-  /// Some ranks of this pipeline, in this order; none on ranks that are not among them. All ranks of the world make it
-  /// alike.
+  /// A group of some ranks of this pipeline, in this order; null on ranks that are not members. All ranks of the world
+  /// call it in the same order.
   [[nodiscard]] std::unique_ptr<Group> some_of_pipeline(const std::vector<RankId>& ranks, std::string name = {});
 
-  /// The rows (dimension 0) of a batch that this replica is to train on: as even as possible, in the order of replicas.
+  /// This replica's rows (dimension 0) of a batch: rows are divided as evenly as possible, in the order of replicas.
   [[nodiscard]] at::Tensor share_of(const at::Tensor& batch) const;
 
  private:

@@ -54,7 +54,7 @@ class Action {
   }
 
   [[nodiscard]] constexpr ActionKind kind() const { return static_cast<ActionKind>(first_ & kKindMask); }
-  /// Of an overlap: the first part's.
+  /// For an overlap, those of its first part.
   [[nodiscard]] constexpr StageId stage() const { return StageId((first_ >> kStageShift) & kStageMask); }
   [[nodiscard]] constexpr MicrobatchId microbatch() const { return MicrobatchId(first_ >> kMicrobatchShift); }
   [[nodiscard]] constexpr bool is_idle() const { return kind() == ActionKind::kIdle; }

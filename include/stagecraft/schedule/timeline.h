@@ -16,13 +16,13 @@ struct Span {
   double start = 0;
   double end = 0;
   double waited = 0;
-  std::int64_t bytes = 0;  ///< Of a message, or of gradients.
-  /// It ran beside the rank's other actions: gradients were averaged over replicas, from where all of these had come to
-  /// it. `waited` is then how long the rank, at the end of the step, had nothing to do but wait for it.
+  std::int64_t bytes = 0;  ///< Size of the message or of the gradients.
+  /// True for a gradient average, which runs in a thread beside the rank's other actions. It starts when all replicas
+  /// have arrived; `waited` is then how long the rank was idle for it at the end of the step.
   bool beside = false;
 };
 
-/// Of one rank, in the order of execution.
+/// The actions of one rank in the order of execution.
 using Timeline = std::vector<Span>;
 
 /// One step of all ranks, by rank.

@@ -9,7 +9,7 @@
 /// What actions, messages and activations cost. Times and memory are in any unit, the same throughout.
 namespace stagecraft {
 
-/// Of one microbatch in one stage, unless it says otherwise.
+/// Costs of one microbatch in one stage, unless a field says otherwise.
 struct StageCosts {
   double forward = 1;
   double backward_input = 1;
@@ -42,7 +42,7 @@ struct NamedLink {
 struct Costs {
   /// One for all stages, or one per stage.
   std::vector<StageCosts> stages = std::vector<StageCosts>(1);
-  /// Of every link that `links` does not name.
+  /// Used for every pair of ranks that `links` does not name.
   LinkCosts link;
   std::vector<NamedLink> links;
   /// A rank's compute takes this many times what `stages` says; empty means 1 for all, one entry is for all.
@@ -71,11 +71,11 @@ class ActionCosts {
   /// Throws InvalidArgument unless the costs fit the placement.
   ActionCosts(const Costs& costs, const Placement& placement);
 
-  /// Of a plain action; 0 for messages.
+  /// Duration of a plain action; 0 for messages.
   [[nodiscard]] double of(ActionKind kind, StageId stage) const {
     return by_stage_[stage.index()][static_cast<std::size_t>(kind)];
   }
-  /// Of any action, overlaps included.
+  /// Duration of any action, overlaps included.
   [[nodiscard]] double of(const Action& action) const {
     if (!action.is_overlap()) return action.is_idle() ? 0 : of(action.kind(), action.stage());
     return overlap_factor_ *

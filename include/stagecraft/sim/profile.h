@@ -20,9 +20,9 @@ struct ProfileOptions {
 struct ProfiledRun {
   std::string name;
   Schedule schedule;  ///< What was computed, in that order, and REDUCE_GRAD.
-  int steps = 0;      ///< That counted.
+  int steps = 0;      ///< Counted steps.
   /// Medians over those steps: from the end of the step before to the end of the step, and from its own first action.
-  /// Of a single step both are the latter.
+  /// With a single step, both are its makespan.
   double measured_period = 0;
   double measured_makespan = 0;
 };
@@ -31,14 +31,14 @@ struct Profile {
   /// In seconds, one entry per stage. Memory is left at one unit per activation: it is not recorded.
   Costs costs;
   Placement placement;
-  /// How much actions of one stage and kind vary within a step, as a part of their time: the standard deviation. Ranks
-  /// wait for each other's slow actions and gain nothing by fast ones, so a step takes longer than its mean actions
-  /// would; see `predicted_period`.
+  /// Relative standard deviation of actions of one stage and kind within a step. Ranks wait for each other's slow
+  /// actions and gain nothing from fast ones, so a step takes longer than its mean actions would; see
+  /// `predicted_period`.
   double jitter = 0;
-  /// By step that counted, by rank: how many times its typical time the rank's work took, its median being 1. A step
-  /// waits for the rank that is slow this time, so it takes longer than one in which all are as usual.
+  /// Slowdown of each rank in each counted step, relative to the rank's median. A step waits for the rank that is slow
+  /// in it, so it takes longer than a step in which all ranks are at their median.
   std::vector<std::vector<double>> paces;
-  /// Stages of which no I and W were seen: theirs are taken from B by the rule of `profile`.
+  /// Stages without recorded I and W; their costs are derived from B, see `profile`.
   std::vector<StageId> assumed_splits;
   std::vector<ProfiledRun> runs;
 };

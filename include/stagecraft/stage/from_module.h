@@ -49,7 +49,8 @@ Stage::Forward call_with_tensors(std::shared_ptr<Module> module, Result (Owner::
   };
 }
 
-/// Calls the layers one after the other; from `first_layer` on they draw random numbers by position, unless it is -1.
+/// Calls the layers one after the other. Unless `first_layer` is -1, each draws random numbers by its position in the
+/// whole model, counted from `first_layer`.
 inline Stage::Forward call_layers(std::shared_ptr<torch::nn::SequentialImpl> layers, std::int64_t first_layer) {
   return [layers = std::move(layers), first_layer](const StageCall& call) -> Value {
     call.require_at_most(1);
@@ -71,7 +72,8 @@ inline NamedTensors named(const torch::OrderedDict<std::string, at::Tensor>& ite
   return result;
 }
 
-/// Every submodule gets back the mode it had, so that a part the user keeps in evaluation stays there.
+/// Switches to evaluation, and returns a function that gives every submodule its old mode back, so that a part that the
+/// user keeps in evaluation stays there.
 inline std::function<void()> enter_evaluation(const std::shared_ptr<torch::nn::Module>& module) {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
   for (const auto& part : module->modules()) modes.emplace_back(part, part->is_training());
@@ -85,8 +87,8 @@ inline std::function<void()> enter_evaluation(const std::shared_ptr<torch::nn::M
 
 }  // namespace detail
 
-/// A stage from a module and a callable that runs it. `prefix` is put before the module's own parameter names, so that
-/// they are those of the whole model.
+/// A stage from a module and a callable that runs it. `prefix` is put before the names of the module's parameters, to
+/// make them the names in the whole model.
 template <typename Module>
 Stage make_stage(int index, const std::shared_ptr<Module>& module, Stage::Forward forward, StageOptions options = {},
                  const std::string& prefix = {}) {

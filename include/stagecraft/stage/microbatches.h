@@ -8,7 +8,7 @@
 
 #include "stagecraft/stage/value.h"
 
-/// Cutting a batch into microbatches and putting results together again.
+/// Cuts a batch into microbatches, and joins results.
 namespace stagecraft {
 
 /// How one argument, keyword or target is cut. A tree is cut tensor by tensor. Scalars, none and 0-dimensional tensors
@@ -27,7 +27,7 @@ struct Split {
   std::vector<std::int64_t> sizes;
 };
 
-/// How the outputs of all microbatches become one. Given the results in the order of the microbatches.
+/// Joins the outputs of all microbatches, given in order, into one value.
 using Reducer = std::function<Value(const std::vector<Value>&)>;
 
 /// Concatenates tensors; 0-dimensional ones, such as losses, are stacked. Scalars must agree.
@@ -37,15 +37,16 @@ Reducer average();
 /// The value of the first microbatch: for what is the same in all.
 Reducer take_first();
 
-/// Sizes of `count` parts of `rows`. Throws InvalidArgument when there are fewer rows than parts.
+/// Sizes of `count` parts of `rows`; they differ by at most one, the larger ones first. Throws InvalidArgument when
+/// there are fewer rows than parts.
 std::vector<std::int64_t> even_sizes(std::int64_t rows, int count);
 
-/// One value per microbatch. `what` names the value in errors ("argument 0", "target"). Throws InvalidArgument before
-/// anything is cut when there are fewer rows than microbatches, the dimension does not exist, or given sizes do not
-/// fit.
+/// Cuts a value into one per microbatch. `what` names the value in errors ("argument 0", "target"). Throws
+/// InvalidArgument before anything is cut when there are fewer rows than microbatches, the dimension does not exist, or
+/// given sizes do not fit.
 std::vector<Value> split(const Value& value, const Split& how, int microbatches, const std::string& what);
 
-/// The sizes along its dimension of the first tensor that `split` would cut; empty when nothing is cut.
+/// The sizes that `split` would cut the first tensor into; empty when nothing is cut.
 std::vector<std::int64_t> split_sizes(const Value& value, const Split& how, int microbatches, const std::string& what);
 
 }  // namespace stagecraft

@@ -8,17 +8,16 @@
 
 #include "stagecraft/core/ids.h"
 
-/// Randomness that does not depend on the schedule.
+/// Random numbers that do not depend on the schedule.
 namespace stagecraft {
 
-/// While it lives, random operations of this thread (dropout, rand, bernoulli, ...) draw from streams of their own
-/// instead of from the global generator. A stream is fixed by seed, step, microbatch and the innermost RandomLayer, or
-/// the stage where there is none: the same numbers whatever the order of microbatches, the number of ranks, or what
-/// other threads draw. A stream is set up by its first draw, so a stage without randomness pays nothing. Scopes nest;
-/// the innermost counts.
+/// While it lives, random operations of this thread (dropout, rand, bernoulli, ...) draw from their own streams instead
+/// of the global generator. A stream is fixed by seed, step, microbatch and the innermost RandomLayer (or the stage, if
+/// there is none): it does not depend on the order of microbatches, the number of ranks, or other threads. It is
+/// created at the first draw, so a stage without randomness pays nothing. Scopes nest; the innermost counts.
 ///
-/// Operations that draw on a CPU are covered one by one. On another device, the device's default generator is seeded at
-/// the first draw.
+/// An operation that takes a generator is given the stream's. One that takes none, on a device other than the CPU, runs
+/// with the device's default generator, which has the stream's state meanwhile.
 class RandomScope {
  public:
   RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microbatch, std::uint64_t step = 0);
@@ -40,15 +39,15 @@ class RandomScope {
   std::vector<std::pair<std::uint64_t, std::unique_ptr<Streams>>> streams_;  // by layer
 };
 
-/// While it lives, random operations of this thread draw from the stream of one layer of the model instead of that of
-/// the stage: the same numbers however the model is cut into stages. `split` and exported models do this for every
-/// layer; a stage of your own that is to draw the same under any cut puts one around each of its layers. Without a
-/// RandomScope it does nothing. Leaving a layer and coming back to it in one forward goes on in its stream.
+/// While it lives, random operations of this thread draw from the stream of one layer of the model instead of the
+/// stage's: the same numbers however the model is cut into stages. `split` and exported models do this for every layer;
+/// in a stage of your own, put one around each layer. Without a RandomScope it does nothing. A layer that is left and
+/// entered again in one forward continues its stream.
 class RandomLayer {
  public:
-  /// By its position in the whole model.
+  /// The layer by its position in the whole model.
   explicit RandomLayer(std::int64_t position);
-  /// By its name in the whole model.
+  /// The layer by its name in the whole model.
   explicit RandomLayer(std::string_view name);
   ~RandomLayer();
   RandomLayer(const RandomLayer&) = delete;

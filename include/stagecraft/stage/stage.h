@@ -10,28 +10,28 @@
 #include "stagecraft/stage/tensor_spec.h"
 #include "stagecraft/stage/value.h"
 
-/// A piece of a model: what a rank computes for one stage.
+/// A stage: a piece of a model, which one rank computes.
 namespace stagecraft {
 
 /// One forward of a stage.
 struct StageCall {
   StageId stage;
   MicrobatchId microbatch;
-  /// Positional inputs: the user's on a first stage, elsewhere what the edges bring.
+  /// Positional inputs: the user's on the first stage, elsewhere those of the edges.
   const ValueList& arguments;
-  /// Keyword inputs of this step that are meant for this stage, cut to this microbatch.
+  /// Keyword inputs of this step, cut to this microbatch.
   const ValueDict& keywords;
 
-  /// Throws InvalidArgument when there are fewer arguments, or when it is not a tensor.
+  /// Throws InvalidArgument when the argument is missing or is not a tensor.
   [[nodiscard]] const at::Tensor& tensor(std::size_t argument) const;
-  /// Throws InvalidArgument when there are more: a module would lose the rest in silence.
+  /// Throws InvalidArgument when there are more arguments, which a module would silently ignore.
   void require_at_most(std::size_t count) const;
   /// The keyword's value; none when it was not given.
   [[nodiscard]] Value keyword(std::string_view name) const;
 };
 
-/// Which stage and microbatch this thread computes at the moment; -1 outside of a forward. For modules that want to
-/// know, such as a router that keeps statistics per microbatch.
+/// The stage and microbatch that this thread computes at the moment; -1 outside of a forward. For modules that need it,
+/// such as a router that keeps statistics per microbatch.
 struct Whereabouts {
   StageId stage{-1};
   MicrobatchId microbatch{-1};
@@ -39,7 +39,7 @@ struct Whereabouts {
 Whereabouts whereabouts();
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-/// Names, types, shapes and whether they are trained: "96 numbers, hash 1f2e".
+/// A hash of names, types, shapes and requires_grad, as text: "96 numbers, hash 1f2e".
 std::string fingerprint_of(const NamedTensors& tensors);
 
 struct StageOptions {
@@ -47,33 +47,34 @@ struct StageOptions {
   bool full_backward = false;
   /// Give the stage private copies of its inputs, so that it may work on them in place.
   bool copy_inputs = false;
-  /// What the tensors among the positional inputs, and among the outputs, must look like, in order; checked for every
-  /// microbatch. Empty: anything goes.
+  /// Expected types and shapes of the tensors in the positional inputs and in the outputs, in order; checked for every
+  /// microbatch. Empty: no check.
   std::vector<TensorSpec> inputs = {};
   std::vector<TensorSpec> outputs = {};
-  /// Added to the loss, each stage its own: a scalar made from the outputs, weighted like the loss.
+  /// A scalar computed from this stage's outputs and added to the loss, with the weight of the microbatch.
   std::function<at::Tensor(const Value& output)> auxiliary_loss = {};
-  /// For layers that compute weight gradients themselves: called right after the autograd backward of a microbatch, it
-  /// returns the work that the weight part (or the full backward, at once) runs.
+  /// For layers that compute weight gradients themselves: called right after the autograd backward of a microbatch.
+  /// Returns the work that the weight part runs later (a full backward runs it at once).
   std::function<std::function<void()>()> deferred_weights = {};
-  /// Names of buffers that checkpoints leave out: tables that the stage makes anyway.
+  /// Names of buffers that checkpoints leave out, such as tables that the stage computes.
   std::vector<std::string> not_saved = {};
-  /// Further names of parameters, each with the one that the stage knows it by, as a model has that uses one weight in
-  /// two places: checkpoints have it under all of them, and want one.
+  /// Further names of parameters, each with the name that the stage uses, for a model that uses one weight in two
+  /// places. Checkpoints are saved with all names; one is enough to load.
   std::vector<std::pair<std::string, std::string>> other_names = {};
   /// For a Sequential, the position of its first layer in the whole model. Each layer then draws its own random
-  /// numbers, the same however the model is cut (see RandomLayer). -1: they are those of the stage.
+  /// numbers, the same however the model is cut (see RandomLayer). -1: layers draw those of the stage.
   std::int64_t first_layer = -1;
-  /// What the stage was cut from and how, in a few words; ranks compare it before the first step. Empty: unknown.
+  /// A short text about the model and the cuts that the stage comes from; ranks compare it before the first step.
+  /// Empty: unknown.
   std::string origin = {};
 };
 
-/// Any callable with parameters. Moves; the tensors inside are shared with whoever made them.
+/// A callable with parameters. Copies share the tensors.
 class Stage {
  public:
   using Forward = std::function<Value(const StageCall&)>;
 
-  /// Switches to evaluation, and returns what switches back.
+  /// Switches to evaluation, and returns a function that switches back.
   using EnterEvaluation = std::function<std::function<void()>()>;
 
   /// `enter_evaluation` may be empty: the stage then does not distinguish training from evaluation.

@@ -6,11 +6,11 @@
 
 #include "stagecraft/stage/stage.h"
 
-/// Finding out what a stage returns without leaving a trace.
+/// Finds out what a stage returns, without side effects.
 namespace stagecraft {
 
-/// While it lives, tensors of a stage have other data: on the meta device (shapes and types, no data), or copies. Data,
-/// gradients and places in autograd graphs are untouched, and back when it ends. Nobody else may use the stage
+/// While it lives, tensors of a stage have other data: on the meta device (shapes and types, no data), or copies. Their
+/// data comes back on destruction; gradients and autograd graphs are untouched. Nobody else may use the stage
 /// meanwhile.
 class StandIns {
  public:
@@ -28,7 +28,7 @@ class StandIns {
 
   struct Replaced {
     at::Tensor tensor;
-    at::Tensor data;  // what it was
+    at::Tensor data;  // the original
   };
   std::vector<Replaced> replaced_;
 };
@@ -36,9 +36,9 @@ class StandIns {
 /// The same tree with every tensor on the meta device.
 Value on_meta(const Value& value);
 
-/// What the stage returns for inputs that look like these, on the meta device. The stage runs there too; where it
-/// cannot, because an operation needs data, it runs on zeros on `device`. Parameters, buffers and the modes of modules
-/// stay as they are. Throws what the stage throws.
+/// The output of the stage for inputs of these shapes, on the meta device. The stage runs there too; if it cannot,
+/// because an operation needs data, it runs on zeros on `device`. Parameters, buffers and the modes of modules stay as
+/// they are. Throws what the stage throws.
 Value infer_output(const Stage& stage, const StageCall& call, at::Device device);
 
 }  // namespace stagecraft

@@ -8,7 +8,7 @@
 #include "stagecraft/core/ids.h"
 #include "stagecraft/stage/value.h"
 
-/// What a tensor between two stages looks like.
+/// Type and shape of a tensor between two stages.
 namespace stagecraft {
 
 struct TensorSpec {

@@ -9,15 +9,15 @@
 #include <variant>
 #include <vector>
 
-/// What goes into a stage and comes out of it.
+/// Inputs and outputs of a stage.
 namespace stagecraft {
 
 class Value;
 using ValueList = std::vector<Value>;
-/// In the order given.
+/// Entries in the order given.
 using ValueDict = std::vector<std::pair<std::string, Value>>;
 
-/// A tree of tensors, scalars and nothing. Copying shares tensors, as copying a tensor does.
+/// A tree of tensors and scalars, or none. Copies share tensors.
 class Value {
  public:
   /// Nothing: an optional argument that was not given.
@@ -37,7 +37,7 @@ class Value {
   [[nodiscard]] bool is_list() const { return std::holds_alternative<ValueList>(held_); }
   [[nodiscard]] bool is_dict() const { return std::holds_alternative<ValueDict>(held_); }
 
-  /// Each throws InvalidArgument that names what is held instead. An integer is taken for a real number too.
+  /// Each throws InvalidArgument, which names the kind that is held instead. `real` also takes an integer.
   [[nodiscard]] const at::Tensor& tensor() const;
   [[nodiscard]] bool flag() const;
   [[nodiscard]] std::int64_t integer() const;
@@ -94,7 +94,7 @@ class Value {
   Held held_;
 };
 
-/// A value as the list of positional arguments of the next stage: a list is its items, anything else stands alone.
+/// A value as the list of positional arguments of the next stage: the items of a list, or anything else as one item.
 ValueList as_arguments(Value value);
 
 }  // namespace stagecraft

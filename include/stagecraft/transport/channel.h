@@ -9,24 +9,24 @@
 #include "stagecraft/transport/group.h"
 #include "stagecraft/transport/message.h"
 
-/// What a new transport implements. Everything else (waiting, timeouts, failed steps, lost ranks) is `Transport`, the
-/// same for all of them.
+/// The interface that a new transport implements. `Transport` does the rest (waiting, timeouts, failed steps, lost
+/// ranks) in the same way for all of them.
 namespace stagecraft {
 
-/// What the coordinator of one rank tells that of another.
+/// A control message from the coordinator of one rank to that of another.
 struct Notice {
   enum class Kind : std::uint8_t {
     kAbort,     ///< The step failed: `about` is the rank at fault, `text` says why.
-    kTimeout,   ///< The same, because a wait took too long.
+    kTimeout,   ///< Like kAbort, where the failure is a timeout.
     kSettle,    ///< To rank 0: the sender is at the end of the step; `about` and `text` as above, or -1.
     kVerdict,   ///< From rank 0: all ranks are at the end of the step; `about` and `text` as above, or -1.
     kGiveUp,    ///< The sender goes on without a verdict; `about` and `text` say why.
-    kAsk,       ///< What does the receiver wait for? `about` numbers the question.
+    kAsk,       ///< Asks what the receiver waits for; `about` numbers the question.
     kStanding,  ///< The answer to question `about`.
     kDepart,    ///< The sender's program has ended; `about` is the sender if it failed, or -1.
   };
   Kind kind = Kind::kAbort;
-  std::uint64_t step = 0;  ///< The sender's.
+  std::uint64_t step = 0;  ///< Steps that the sender has settled.
   std::int32_t about = -1;
   std::string text = {};
 };
@@ -42,44 +42,46 @@ struct Notice {
 class Channel {
  public:
   using Clock = std::chrono::steady_clock;
-  /// Called with every notice that arrives, from any thread; what it returns is told to `from`. It calls no channel.
+  /// Called with every notice that arrives, from any thread. A returned notice is sent back to `from`. Must not call
+  /// the channel.
   using Listener = std::function<std::optional<Notice>(RankId from, const Notice& notice)>;
 
   virtual ~Channel() = default;
 
   [[nodiscard]] virtual RankId rank() const = 0;
   [[nodiscard]] virtual int ranks() const = 0;
-  /// What it needs of a schedule.
+  /// The communication model that schedules are verified for.
   [[nodiscard]] virtual CommModel model() const = 0;
   /// The clock that this rank's actions are timed with, in seconds. A channel that simulates a network has its own.
   [[nodiscard]] virtual double now() const { return seconds_now(); }
 
-  /// Starts sending and returns at once, whether or not the receiver is there. The tensors are released when they are
-  /// sent; nobody changes them in place before. `step` is the sender's, for `end_step`.
+  /// Starts sending and returns at once; does not wait for the receiver. Holds the tensors until they are sent; nobody
+  /// may change them in place before. `step`: the sender's, for `end_step`.
   virtual void send(RankId to, const Tag& tag, Message message, std::uint64_t step) = 0;
-  /// `take` will be called for this message: it may travel in the meantime. Optional.
+  /// A hint that `take` will be called for this message, so that its transfer may start. May do nothing.
   virtual void post(RankId from, const Tag& tag) = 0;
-  /// The message if all of it is here. Otherwise it may travel from now on.
+  /// Returns the message if all of it has arrived. Otherwise returns nothing, and its transfer may start.
   virtual std::optional<Message> take(RankId from, const Tag& tag) = 0;
   /// Whether a part of the message is here.
   virtual bool is_coming(RankId from, const Tag& tag) = 0;
-  /// The step before `next` has ended. If it failed, messages of it and of earlier ones are dropped, now and whenever
-  /// they arrive.
+  /// Called when the step before `next` has ended. If it failed, messages of steps before `next` are dropped, also
+  /// those that arrive later.
   virtual void end_step(std::uint64_t next, bool failed) = 0;
 
   /// Set once, before anything is sent.
   virtual void listen(Listener listener) = 0;
   virtual void tell(RankId to, const Notice& notice) = 0;
 
-  /// Moves on what can move on, and counts what has arrived so far.
+  /// Makes progress on transfers. Returns a count of what has arrived so far, for `wait_for_news`.
   virtual std::uint64_t news() = 0;
   /// Returns when something may have arrived since `news` returned `seen`, and at `until` at the latest. `since`: when
   /// the caller's wait began.
   virtual void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) = 0;
-  /// Counts as news: waits of this rank's threads look again.
+  /// Makes all waiting threads of this rank check again.
   virtual void wake() = 0;
 
-  /// A group with collectives of the transport's own, made by all members alike; null: by messages.
+  /// A group that uses the transport's own collectives; null: a MessageGroup is used. All members call it with the same
+  /// members and name.
   virtual std::unique_ptr<Group> make_group(const std::vector<RankId>& /*members*/, int /*place*/,
                                             const std::string& /*name*/) {
     return nullptr;

@@ -16,11 +16,11 @@ class LocalFabric {
   LocalFabric(const LocalFabric&) = delete;
   LocalFabric& operator=(const LocalFabric&) = delete;
 
-  /// The end of one rank, used by its threads. `device`: where the rank computes, and wants what it receives; none
-  /// leaves tensors where they are. `activity`: see Transport.
+  /// The transport of one rank, for its threads. `device`: where the rank computes; received tensors are moved there.
+  /// None leaves them where they are. `activity`: see Transport.
   std::unique_ptr<Transport> connect(RankId rank, std::optional<at::Device> device = std::nullopt,
                                      std::function<std::string()> activity = {});
-  /// The channel alone, to build another transport upon.
+  /// Only the channel, to build another transport on.
   std::unique_ptr<Channel> channel(RankId rank, std::optional<at::Device> device = std::nullopt);
 
  private:

@@ -34,9 +34,9 @@ struct Tag {
 /// "the activation of microbatch 3 from stage 1 to stage 2".
 std::string to_text(const Tag& tag);
 
-/// What a message of a collective is for, in the words of errors. Nothing is owned.
+/// Names a message of a collective in errors. Owns nothing: the views must stay valid during the call.
 struct Purpose {
-  std::string_view what;   ///< "the average of the gradients of stage 3"; or empty, and then:
+  std::string_view what;   ///< "the average of the gradients of stage 3"; if empty, the other two are used.
   std::string_view call;   ///< "all_gather"
   std::string_view group;  ///< "world.peers()"
 };

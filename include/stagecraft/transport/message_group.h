@@ -5,12 +5,12 @@
 
 namespace stagecraft {
 
-/// A group by messages between its members, on any transport. Tensors are added up in the order of the group.
+/// Collectives made of point-to-point messages, on any transport. Sums are computed in the order of the members.
 class MessageGroup : public Group {
  public:
-  /// The transport outlives the group. Groups with different ids do not mix. `name` is what errors call it:
-  /// "world.peers()"; by default it goes by its id. Throws InvalidArgument when this rank is not a member, or one is
-  /// named twice.
+  /// The transport must outlive the group. Groups with different ids do not mix. `name`, such as "world.peers()", is
+  /// used in errors; by default it is made from the id. Throws InvalidArgument when this rank is not a member, or when
+  /// a rank is named twice or does not exist.
   MessageGroup(Transport& transport, std::vector<RankId> members, std::int32_t id, Timeout timeout,
                std::string name = {});
 
@@ -32,16 +32,16 @@ class MessageGroup : public Group {
   [[nodiscard]] std::string text() const;
   void check_place(int place) const;
   void check_reduction(const at::Tensor& tensor, Reduction reduction) const;
-  /// Of the tensors of all members, by place.
+  /// Reduces the tensors of all members, given by place.
   [[nodiscard]] static at::Tensor reduced(const std::vector<at::Tensor>& parts, Reduction reduction);
 
   Transport& transport_;
   std::int32_t id_;
   Timeout timeout_;
   std::string name_;
-  std::string_view call_;  // that is made of several collectives; empty: each is a call
+  std::string_view call_;  // name of a call made of several collectives; empty: each is a call of its own
   std::int32_t collectives_ = 0;
-  std::uint64_t failed_steps_ = 0;  // when collectives_ began to count
+  std::uint64_t failed_steps_ = 0;  // of the transport, when collectives_ was last 0
 };
 
 }  // namespace stagecraft

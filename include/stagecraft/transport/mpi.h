@@ -18,11 +18,11 @@ bool is_started_by_mpi();
 
 /// This process as a rank of an MPI world. There is one at a time, and MPI starts only once in a process.
 ///
-/// It tells every rank when the process of another has ended, stopped or lost its network, within the timeout.
+/// Every rank learns within the timeout when the process of another has ended, stopped or lost its network.
 class MpiProcess {
  public:
-  /// Starts MPI. Throws TransportError without MPI, or when the processes are not of the same Stagecraft; ends the
-  /// process with a message when the others do not start within the timeout.
+  /// Starts MPI. Throws TransportError without MPI, or when the processes run different versions of Stagecraft; ends
+  /// the process with a message when the others do not start within the timeout.
   explicit MpiProcess(Timeout timeout);
   ~MpiProcess();
   MpiProcess(const MpiProcess&) = delete;
@@ -30,20 +30,20 @@ class MpiProcess {
 
   [[nodiscard]] RankId rank() const;
   [[nodiscard]] int ranks() const;
-  /// Among the ranks on this host.
+  /// This rank's number among the ranks on this host.
   [[nodiscard]] int local_rank() const;
   [[nodiscard]] int local_ranks() const;
-  /// The cores that the launcher lets this process use, divided by the processes that it lets use them too; 0 when they
-  /// are fewer than these.
+  /// Cores that the launcher lets this process use, divided by the number of processes that share them, rounded down: 0
+  /// when there are more processes than cores.
   [[nodiscard]] int cores() const;
 
-  /// Called once. `device`: where the rank computes, and wants what it receives. `activity` says what the rank is doing
-  /// when the launcher ends it (from another thread).
+  /// Called once. `device`: where the rank computes; received tensors are moved there. `activity` says what the rank is
+  /// doing, for errors; it is called from other threads.
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity);
 
-  /// This rank's program has ended, well or (with what it says) badly: tells the others, waits until they have ended
-  /// too, stops MPI. Returns the exit code: 0 when all ranks ended well. When the process of a rank is lost, or a
-  /// failed program is not heeded within the timeout, it says so and ends the process.
+  /// Called when this rank's program has ended; `failure` is its error, if any. Tells the others, waits until they have
+  /// ended too, and stops MPI. Returns the exit code: 0 when no rank failed. Ends the process by MPI_Abort when the
+  /// process of a rank is lost, or when this rank failed and the others have not ended within 2 s.
   int finish(const std::optional<std::string>& failure);
 
  private:

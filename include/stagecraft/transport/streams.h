@@ -4,7 +4,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-/// Streams of any device, without the headers of one.
+/// Streams of any type of device, without the headers of a backend.
 namespace stagecraft {
 
 inline c10::Stream current_stream(c10::Device device) {
@@ -19,7 +19,7 @@ inline c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
-/// What is issued to `second` from now on runs after what was issued to `first` so far; the host waits for neither.
+/// Makes what is issued to `second` from now on wait for what was issued to `first` so far. Does not block the host.
 inline void run_after(const c10::Stream& second, const c10::Stream& first) {
   c10::Event done(first.device_type());
   done.record(first);

@@ -24,7 +24,7 @@ void write_timeline_svg(std::ostream& out, const std::vector<Timeline>& ranks, c
 /// Trace-event JSON, one process per rank. Opens in Perfetto, and holds everything that was recorded, to the
 /// nanosecond: `parse_timeline_trace` reads it back.
 void write_timeline_trace(std::ostream& out, const Recording& recording);
-/// Of one step.
+/// The same for a single step.
 void write_timeline_trace(std::ostream& out, const std::vector<Timeline>& ranks, const std::string& name);
 
 /// What `write_timeline_trace` wrote; times begin with 0. Events of other kinds are left out, so that a trace may have

@@ -13,7 +13,7 @@
 namespace stagecraft {
 namespace {
 
-/// What has been sent and not received. On a device with streams, `written` says when the tensors are there.
+/// A message in flight. On a device with streams, its tensors may be read after the events `written`.
 struct Parcel {
   Message message;
   std::vector<c10::Event> written;
@@ -70,13 +70,13 @@ struct Mailbox {
   std::mutex mutex;
   std::condition_variable arrival;
   std::vector<Entry> entries;
-  std::uint64_t first_step = 0;         // messages of earlier ones are dropped
+  std::uint64_t first_step = 0;         // messages of earlier steps are dropped
   std::atomic<std::uint64_t> news = 0;  // read without the lock by a thread about to sleep
-  // The listener is called without the lock; notices that come before there is one wait for it.
+  // The listener is called without the lock; notices that arrive before it is set wait in `early`.
   std::shared_ptr<const Channel::Listener> listener;
   std::vector<std::pair<RankId, Notice>> early;
 
-  /// Under the lock, or a waiting thread between its look and its sleep would miss the news.
+  /// Called with the lock held; otherwise a thread that has read `news` and is about to sleep would miss it.
   void ring() {
     news.fetch_add(1, std::memory_order_release);
     arrival.notify_all();  // several threads of the rank may wait, each for its own
@@ -98,7 +98,7 @@ struct Mailbox {
 struct LocalFabric::Shared {
   explicit Shared(int ranks) : mailboxes(static_cast<std::size_t>(ranks)) {}
 
-  /// In the thread of whoever tells it.
+  /// Runs in the thread of the sender.
   void deliver(RankId from, RankId to, const Notice& notice) {
     Mailbox& mailbox = mailboxes[to.index()];
     std::shared_ptr<const Channel::Listener> listener;
@@ -140,7 +140,7 @@ class LocalFabric::End : public Channel {
     mailbox.ring();
   }
 
-  void post(RankId /*from*/, const Tag& /*tag*/) override {}  // it travels anyway
+  void post(RankId /*from*/, const Tag& /*tag*/) override {}  // the message is delivered anyway
 
   std::optional<Message> take(RankId from, const Tag& tag) override {
     std::unique_lock lock(own_.mutex);
@@ -150,11 +150,11 @@ class LocalFabric::End : public Channel {
     return unpack(std::move(*parcel), device_);
   }
 
-  bool is_coming(RankId /*from*/, const Tag& /*tag*/) override { return false; }  // it is here, or not
+  bool is_coming(RankId /*from*/, const Tag& /*tag*/) override { return false; }  // messages arrive whole
 
   void end_step(std::uint64_t next, bool failed) override {
     if (!failed) return;
-    std::vector<Mailbox::Entry> dropped;  // after the lock
+    std::vector<Mailbox::Entry> dropped;  // destroyed after the lock is released
     const std::lock_guard lock(own_.mutex);
     own_.first_step = next;
     const auto old = std::stable_partition(own_.entries.begin(), own_.entries.end(),

@@ -11,17 +11,17 @@
 #include "description.h"
 #include "stagecraft/transport/channel.h"
 
-/// The first part of everything that one process sends to another: what it is, and all of it where it is small. Larger
-/// parts ("blobs") follow as messages of their own, straight from and into the memory of tensors.
+/// The first part of every message and notice between processes: describes it, and holds its small tensors. Larger
+/// parts ("blobs") follow as MPI messages of their own, straight from and into the memory of tensors.
 namespace stagecraft::mpi {
 
 struct Envelope {
-  std::optional<Notice::Kind> notice;  ///< None: it is a message; otherwise the header is the notice's text.
+  std::optional<Notice::Kind> notice;  ///< Set for a notice, whose text is the header; none for a message.
   std::uint64_t step = 0;              ///< Steps settled by the sender; tells old messages from new ones.
-  std::uint64_t sequence = 0;          ///< Of messages from this sender to this receiver; blobs are matched by it.
+  std::uint64_t sequence = 0;          ///< Number of the message from this sender to this receiver; matches its blobs.
   Tag tag;
   std::int32_t about = -1;  ///< Of a notice.
-  /// Too long for an envelope: the first blob.
+  /// Bytes of a header that is too long for the envelope, and the first blob instead; otherwise 0.
   std::uint64_t header_blob = 0;
   std::string header;
   bool header_is_form = false;  ///< A form that is too long for a description.
@@ -36,13 +36,13 @@ struct Envelope {
   static constexpr std::uint16_t kNowhere = UINT16_MAX;
 };
 
-/// An envelope is never longer.
+/// The largest size of an envelope.
 inline constexpr std::size_t kEnvelopeBytes = std::size_t{16} << 10;
 /// Tensors up to this size travel in the envelope while there is room.
 inline constexpr std::int64_t kInlineBytes = 4096;
 
-/// The tensor with its numbers as they are in memory, without gaps or overlaps: conjugates and negatives are computed.
-/// The memory is the given one's where it can be.
+/// A tensor of the same values that is dense in memory, without gaps or overlaps; conjugates and negatives are
+/// computed. Shares the memory of `tensor` where possible.
 at::Tensor as_memory(const at::Tensor& tensor);
 /// Describes tensors as `as_memory` gives them, and decides which of them are inline; a header of so many bytes is in
 /// the envelope too, if there is room for it. Throws InvalidArgument when the description alone does not fit.
@@ -52,7 +52,7 @@ Description describe(std::shared_ptr<const std::string> form, const std::vector<
 inline constexpr std::size_t kFormBytes = 1024;
 /// `tensors` are those of its description.
 std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors);
-/// Throws InternalError for bytes that `encode` does not write.
+/// Throws InternalError when `bytes` end too early.
 Envelope decode(std::span<const char> bytes);
 
 }  // namespace stagecraft::mpi

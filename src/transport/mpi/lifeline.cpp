@@ -17,7 +17,7 @@
 #include <sstream>
 #include <thread>
 
-// Words are lines of text: "hello SECRET RANK", "alive", "farewell", "lost RANK TEXT".
+// Lines of text: "hello SECRET RANK", "welcome SECRET", "alive" (heartbeat), "farewell", "lost RANK TEXT".
 
 namespace stagecraft::mpi {
 namespace {
@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kConnectPatience{2000};
 
-/// The addresses under which this host can be reached, its own loopback last.
+/// The IPv4 addresses of this host, loopback last.
 std::vector<std::string> own_addresses() {
   std::vector<std::string> addresses;
   ifaddrs* all = nullptr;
@@ -133,7 +133,7 @@ bool Lifeline::connect(const std::string& invitation) {
     line.peer = RankId(0);
     line.last_heard = Clock::now();
     speak(line, "hello " + std::to_string(secret_) + " " + std::to_string(rank_.value));
-    // Somebody else's door would not answer.
+    // Another program may listen at this address: wait for the welcome.
     const auto begin = Clock::now();
     while (line.heard.find('\n') == std::string::npos && line.socket >= 0 && Clock::now() - begin < kConnectPatience) {
       pollfd wait{line.socket, POLLIN, 0};
@@ -193,7 +193,7 @@ int Lifeline::admit(milliseconds patience) {
 void Lifeline::speak(const Line& line, const std::string& word) const {
   if (line.socket < 0) return;
   const std::string text = word + "\n";
-  // A full pipe means that the other side does not listen; its silence will be noticed.
+  // A full buffer means that the other side does not read; it will be noticed as silent.
   (void)!::send(line.socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -211,7 +211,7 @@ void Lifeline::attend(milliseconds wait) {
 }
 
 void Lifeline::find_silent() {
-  // What has come while this process itself did not run counts as heard.
+  // Read first: input may have arrived while this process itself did not run.
   for (Line& line : lines_) {
     if (line.socket >= 0 && !line.said_farewell && Clock::now() - line.last_heard >= silence_) hear(line);
   }

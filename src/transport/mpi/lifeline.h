@@ -8,31 +8,33 @@
 
 #include "stagecraft/core/ids.h"
 
-/// Who is alive: a TCP connection from every process to that of rank 0, beside MPI. A process that dies closes it at
-/// once; one that is stopped, or whose host is out of reach, is silent on it. Rank 0 passes the news on.
+/// Heartbeats: a TCP connection from every process to that of rank 0, beside MPI. When a process dies, its connection
+/// closes at once; one that is stopped, or whose host is out of reach, goes silent. Rank 0 tells the others.
 namespace stagecraft::mpi {
 
 class Lifeline {
  public:
   using News = std::function<void(RankId, const std::string&)>;
 
-  /// `silence`: the longest that a process may say nothing. `news`: called for a process that is lost.
+  /// `silence`: how long a process may be silent before it counts as lost. `news`: called with a lost rank and the
+  /// reason.
   Lifeline(RankId rank, int ranks, std::chrono::milliseconds silence, News news);
   ~Lifeline();
   Lifeline(const Lifeline&) = delete;
   Lifeline& operator=(const Lifeline&) = delete;
 
-  /// On rank 0: opens the door. Returns what the others need to come in.
+  /// On rank 0: starts listening. Returns the address for `connect`; empty if that fails.
   std::string listen();
-  /// On the others; false if no way leads there.
+  /// On the others: connects to what `listen` returned. False if rank 0 cannot be reached.
   bool connect(const std::string& invitation);
-  /// On rank 0: lets the others in, until all are there or none has come for a while. The number that is missing.
+  /// On rank 0: accepts connections until all ranks are connected, or none has connected for `patience`. Returns the
+  /// number of missing ranks.
   int admit(std::chrono::milliseconds patience);
 
-  /// One round: waits up to `wait` for something to happen, hears those that speak; now and then it speaks, and looks
-  /// who is silent. The cost is that of what happens, not of the number of ranks.
+  /// One round: waits up to `wait` for input and reads it; when due, sends heartbeats and looks for silent processes.
+  /// Between heartbeats, the cost depends on the input, not on the number of ranks.
   void attend(std::chrono::milliseconds wait);
-  /// This process will end, and is not to be missed.
+  /// Announces that this process will end, so that it does not count as lost.
   void farewell();
 
  private:
@@ -56,7 +58,7 @@ class Lifeline {
   std::chrono::milliseconds silence_;
   News news_;
   int door_ = -1;
-  int events_ = -1;  // epoll: which lines have something to hear
+  int events_ = -1;  // epoll: which connections have input
   std::uint64_t secret_ = 0;
   std::vector<Line> lines_;
   std::chrono::steady_clock::time_point last_spoken_;

@@ -9,10 +9,10 @@
 
 #include "stagecraft/core/error.h"
 
-/// Calls of MPI, and what they return.
+/// Checks of what MPI calls return.
 namespace stagecraft::mpi {
 
-/// Throws TransportError unless the call went well.
+/// Throws TransportError unless `code` is MPI_SUCCESS.
 inline void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];

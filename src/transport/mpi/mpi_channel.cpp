@@ -24,10 +24,10 @@ namespace {
 constexpr int kEnvelopeTag = 0;
 constexpr int kFirstBlobTag = 1;
 constexpr std::size_t kSlots = 16;
-// MPI counts in int; and what nobody wants any more is received piece by piece.
+// Size of the pieces that a blob is sent in: MPI counts in int, and dropped pieces share one buffer of this size.
 constexpr std::int64_t kChunk = std::int64_t{64} << 20;
 
-/// Pieces of so many bytes, as they are sent.
+/// Calls `piece(offset, size)` for each piece of a blob of this many bytes.
 template <typename Piece>
 void for_each_piece(std::int64_t bytes, const Piece& piece) {
   for (std::int64_t at = 0; at < bytes; at += kChunk) piece(at, std::min(kChunk, bytes - at));
@@ -101,8 +101,8 @@ void MpiChannel::listen(Listener listener) {
   listener_ = std::move(listener);
 }
 
-// Messages from one rank to another are matched in the order of their tags' reuse, so a tag may come round again: it
-// would take as many messages in flight as there are tags for two of them to meet.
+// Tags are reused in turn. Two messages between the same ranks would share a tag only with as many messages in flight
+// as there are tags, and MPI matches messages of one tag in order.
 int MpiChannel::mpi_tag_of(std::uint64_t sequence) const {
   return kFirstBlobTag + static_cast<int>(sequence % static_cast<std::uint64_t>(largest_tag_ - kFirstBlobTag));
 }
@@ -182,7 +182,7 @@ void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
       prepared.written.emplace_back(where.type()).record(current_stream(where));
       continue;
     }
-    // To the host beside what the rank computes, and from there when it has arrived.
+    // Copy to the host on a stream of its own; the send starts when the copy is done.
     if (!copy_stream_) copy_stream_ = new_stream(where);
     run_after(*copy_stream_, current_stream(where));
     const c10::StreamGuard guard(*copy_stream_);
@@ -237,7 +237,7 @@ void MpiChannel::post(RankId from, const Tag& tag) {
   }
 }
 
-/// Of a step that failed: nobody will want it.
+/// Whether it is a message of a failed step, which nobody will take.
 bool MpiChannel::is_left_over(const Envelope& envelope) const {
   return !envelope.notice && envelope.step < first_step_;
 }
@@ -268,7 +268,7 @@ void MpiChannel::arrive(RankId from, Envelope envelope) {
   if (!has_blobs || sent.notice || is_wanted) try_receiving(arrival);
 }
 
-/// Where there is no room for a message, `receive` tries again, and says so.
+/// Ignores OutOfMemory: `take` tries again, and throws it.
 void MpiChannel::try_receiving(Arrivals::iterator arrival) {
   try {
     start_receiving(arrival);
@@ -286,7 +286,7 @@ void MpiChannel::start_receiving(Arrivals::iterator arrival) {
   if (incoming.free.empty()) issue_receives(arrival);
 }
 
-/// Leaves the message as it was when there is no room for it.
+/// Throws OutOfMemory, and leaves the message as it was, when there is no room for it.
 void MpiChannel::allocate(Incoming& incoming) {
   const char* inline_data = incoming.envelope.inline_bytes.data();
   const TensorForm* present = nullptr;
@@ -369,7 +369,7 @@ void MpiChannel::drop(Arrivals::iterator arrival) {
 void MpiChannel::progress_drops() {
   while (!drops_.empty()) {
     int done = 0;
-    check(MPI_Test(&drop_request_, &done, MPI_STATUS_IGNORE), "MPI_Test");  // true of none, too
+    check(MPI_Test(&drop_request_, &done, MPI_STATUS_IGNORE), "MPI_Test");  // also done if none is pending
     if (done == 0) return;
     Drop& first = drops_.front();
     if (first.pieces.empty()) {
@@ -394,10 +394,10 @@ bool MpiChannel::move_on(Arrivals::iterator arrival) {
   return true;
 }
 
-/// Of a message that is complete.
+/// Called for a complete message.
 void MpiChannel::finish_receiving(Arrivals::iterator arrival) {
   const Envelope& envelope = arrival->second.envelope;
-  if (!envelope.notice && !is_left_over(envelope)) return;  // it waits to be taken
+  if (!envelope.notice && !is_left_over(envelope)) return;  // it waits for `take`
   if (envelope.notice) hear(arrival->second.from, envelope);
   arrivals_.erase(arrival);
 }

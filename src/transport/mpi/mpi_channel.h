@@ -27,7 +27,7 @@ namespace stagecraft::mpi {
 /// receiver asks for the message: a rank holds what it is about to use, not what others have made in advance.
 class MpiChannel : public Channel {
  public:
-  /// `has_own_core`: nobody else computes where this process waits.
+  /// `has_own_core`: a waiting thread may spin, because no other process computes on its core.
   MpiChannel(MPI_Comm communicator, std::optional<at::Device> device, bool has_own_core);
   ~MpiChannel() override;
   MpiChannel(const MpiChannel&) = delete;
@@ -46,25 +46,25 @@ class MpiChannel : public Channel {
   void tell(RankId to, const Notice& notice) override;
   std::uint64_t news() override;
   void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override;
-  void wake() override {}  // whoever waits looks again anyway
+  void wake() override {}  // waits poll anyway
 
   enum class Load : std::uint8_t {
     kIdle,     ///< Nothing is expected.
-    kWaiting,  ///< Some message is wanted that has not come yet.
-    kMoving,   ///< Some message is on its way.
+    kWaiting,  ///< A message is wanted that has not arrived.
+    kMoving,   ///< A message is being sent or received.
   };
-  /// One round of whatever can move on.
+  /// One round of progress, unless another thread has the lock.
   Load progress_if_free();
-  /// Whether everything that was sent has left, and everything that nobody wants has come.
+  /// Makes progress; returns whether all sends are complete and all dropped messages have been received.
   bool is_done();
-  /// No more messages, in either direction.
+  /// Stops sending and receiving.
   void close();
 
  private:
   /// A part of a message outside its envelope.
   struct Blob {
     at::Tensor memory;  // what MPI reads or writes; kept alive until it is done
-    std::string text;   // of a long header
+    std::string text;   // a header that is too long for the envelope
     char* data = nullptr;
     std::int64_t bytes = 0;
   };
@@ -74,7 +74,7 @@ class MpiChannel : public Channel {
     std::string envelope;
     std::vector<Blob> blobs;
     std::vector<c10::Event> written;  // on a device: when the blobs may be read
-    bool started = false;             // the blobs
+    bool started = false;             // whether the blobs are being sent
     std::vector<MPI_Request> requests;
   };
   struct Incoming {
@@ -87,14 +87,14 @@ class MpiChannel : public Channel {
     bool is_complete = false;
     std::vector<MPI_Request> requests;
   };
-  /// What nobody wants. It is received all the same, for its sender to get rid of it.
+  /// A message that nobody wants. It is received all the same, so that its sender can release it.
   struct Drop {
     RankId from;
     int mpi_tag = 0;
-    std::vector<std::int64_t> pieces;  // bytes of those that have not come, the next one last
+    std::vector<std::int64_t> pieces;  // bytes of those not yet received, the next one last
   };
   using Key = std::pair<RankId, Tag>;
-  using Arrivals = std::multimap<Key, Incoming>;  // those alike in the order of their coming
+  using Arrivals = std::multimap<Key, Incoming>;  // equal keys in the order of arrival
   struct Slot {
     std::vector<char> buffer;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -112,11 +112,11 @@ class MpiChannel : public Channel {
   void issue_receives(Arrivals::iterator arrival);
   void drop(Arrivals::iterator arrival);
   void progress_drops();
-  /// True when the message is no longer in need of MPI.
+  /// Returns true when the message is complete.
   bool move_on(Arrivals::iterator arrival);
   void finish_receiving(Arrivals::iterator arrival);
   void drop_left_over();
-  /// Returns whether a message is being received. `thoroughly`: looks at everything that has been sent.
+  /// One round of progress; returns whether a message is being received. `thoroughly`: checks all sends, not only some.
   bool progress(bool thoroughly = false);
   void progress_sends(std::size_t most);
   void progress_envelopes();
@@ -143,7 +143,7 @@ class MpiChannel : public Channel {
   std::size_t next_slot_ = 0;
 
   RecycledMemory memory_;
-  std::uint64_t first_step_ = 0;     // messages of earlier ones are dropped
+  std::uint64_t first_step_ = 0;     // messages of earlier steps are dropped
   std::vector<std::uint64_t> sent_;  // messages so far, by receiver
   std::vector<Descriptions> described_;  // what this rank has described to each other one
   std::vector<Descriptions> known_;      // and each other one to this
@@ -151,12 +151,12 @@ class MpiChannel : public Channel {
   Arrivals arrivals_;
   std::vector<Arrivals::iterator> moving_;  // those that MPI is receiving
   std::set<Key> wanted_;
-  // One piece after the other, because they land in one place; it is there from the beginning, for the case that memory
-  // is short.
+  // Pieces are received one at a time, into one buffer. It is allocated at the start, so that dropping works when
+  // memory is short.
   std::deque<Drop> drops_;
   std::unique_ptr<char[]> dropped_;
   MPI_Request drop_request_ = MPI_REQUEST_NULL;
-  std::atomic<bool> is_moving_ = false;  // some message was, when last looked at
+  std::atomic<bool> is_moving_ = false;  // what the last progress() in news() returned
 };
 
 }  // namespace stagecraft::mpi

@@ -7,7 +7,7 @@
 
 namespace stagecraft::mpi {
 
-/// There is no room on this rank for a message that another has sent; its `peer` is the sender.
+/// Thrown when this rank has no room for a message that another has sent; its `peer` is the sender.
 class OutOfMemory : public TransportError {
  public:
   /// `form`: the tensor there is no room for; null: the header of the message. `reason`: what the allocator said.

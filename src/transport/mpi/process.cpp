@@ -23,19 +23,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// How long a failed rank waits for the others to notice.
+/// How long a failed rank waits for the others to end.
 constexpr milliseconds kHeed{2000};
 constexpr milliseconds kHeedAfterTimeout{200};
 
 volatile std::sig_atomic_t told_to_end = 0;
 
-/// In one piece, so that the lines of several ranks do not mix.
+/// Writes a line to stderr in one call, so that the lines of several ranks do not mix.
 void say(const std::string& text) {
   const std::string line = text + "\n";
   (void)!::write(STDERR_FILENO, line.data(), line.size());
 }
 
-/// Ends the process if `done` is not called in time: for calls of MPI that wait for others and cannot be told to stop.
+/// Ends the process unless destroyed within the timeout: for MPI calls that wait for others and cannot be cancelled.
 class Watchdog {
  public:
   Watchdog(Timeout timeout, std::string text)
@@ -63,10 +63,10 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// The rank of a run that has not come to its end; -1 otherwise.
+/// The rank of this process during a run; -1 before and after.
 std::atomic<int> running_rank = -1;
 
-/// Some launchers take exit(0) of one rank for a success of all.
+/// Called at exit: fails if the run is not over, because some launchers take exit(0) of one rank for success of all.
 void complain_about_exit() {
   const int rank = running_rank;
   if (rank < 0) return;
@@ -102,7 +102,7 @@ class MpiProcess::Implementation {
                                          ": some process of this run does not start it. Do all run this program?");
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
-    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);  // our own: nothing else's messages can be taken for ours
+    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);  // messages of others cannot be mistaken for ours
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
     int rank = 0;
     MPI_Comm_rank(communicator_, &rank);
@@ -130,8 +130,8 @@ class MpiProcess::Implementation {
     action.sa_handler = [](int) { told_to_end = 1; };
     sigaction(SIGTERM, &action, &before_);
 #ifdef MPICH
-    // Its launcher tells the survivors of a rank by this signal, and the library then ends them without a word; they
-    // know already.
+    // The launcher of MPICH sends this signal when a rank dies, and MPICH then ends the others without a message. They
+    // learn it by heartbeat instead.
     std::signal(SIGUSR1, SIG_IGN);
 #endif
     watcher_ = std::thread([this] { watch(); });
@@ -145,7 +145,7 @@ class MpiProcess::Implementation {
     if (!transport_) return end_mpi(failure ? 1 : 0);
     reported_ = true;
     transport_->depart(failure);
-    // After a wait that took too long there is somebody who does not heed anything.
+    // After a timeout, some rank does not react: do not wait long for it.
     const Timeout heed = coordinator().is_stuck() ? kHeedAfterTimeout : std::min<Timeout>(timeout_, kHeed);
     const auto begin = Clock::now();
     while (!channel_->is_done() || !coordinator().all_others_departed()) {
@@ -219,7 +219,7 @@ class MpiProcess::Implementation {
     MPI_Barrier(communicator_);
   }
 
-  /// The helper thread: keeps messages moving while the rank computes, and an eye on the other processes.
+  /// The helper thread: makes progress on messages while the rank computes, and watches the other processes.
   void watch() {
     bool said_farewell = false;
     milliseconds rest(1);
@@ -235,7 +235,7 @@ class MpiProcess::Implementation {
     if (!said_farewell) lifeline_->farewell();
   }
 
-  /// Returns how long nobody need look again.
+  /// One round of progress. Returns the time until the next one.
   milliseconds help() {
     try {
       switch (channel_->progress_if_free()) {
@@ -252,7 +252,8 @@ class MpiProcess::Implementation {
     return milliseconds(10);
   }
 
-  /// The launcher ends all ranks when one is gone. A moment remains to say what this one was about.
+  /// After SIGTERM, which the launcher sends to all ranks when one is gone: reports what this rank was doing, and
+  /// exits.
   [[noreturn]] void end_as_told() {
     const auto begin = Clock::now();
     while (Clock::now() - begin < milliseconds(400) && !coordinator().lost() && !reported_)
@@ -265,15 +266,15 @@ class MpiProcess::Implementation {
           (lost ? "; " + lost->message : "") + (activity.empty() ? "" : "; it was at " + activity) +
           (pending.empty() ? "; it was not waiting for any rank" : "; it was waiting for " + pending));
     } else {
-      std::this_thread::sleep_for(milliseconds(300));  // what is being said is said to the end
+      std::this_thread::sleep_for(milliseconds(300));  // finish() may still be reporting
     }
     _exit(128 + SIGTERM);
   }
 
-  /// Some rank will never come to an orderly end.
+  /// Aborts the run, because some rank will never end normally.
   [[noreturn]] void end_at_once() {
     std::fflush(nullptr);
-    std::this_thread::sleep_for(milliseconds(300));  // for the others to say what they have to say
+    std::this_thread::sleep_for(milliseconds(300));  // for the others to report their errors
     stop_watching();
     MPI_Abort(MPI_COMM_WORLD, 1);  // the launcher ends those that cannot end by themselves
     _exit(1);
@@ -299,7 +300,7 @@ class MpiProcess::Implementation {
   bool helps_ = false;
   std::optional<mpi::Lifeline> lifeline_;
   std::shared_ptr<Transport> transport_;
-  mpi::MpiChannel* channel_ = nullptr;  // the transport's
+  mpi::MpiChannel* channel_ = nullptr;  // owned by transport_
   std::function<std::string()> activity_;
   std::thread watcher_;
   struct sigaction before_ {};

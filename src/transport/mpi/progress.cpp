@@ -1,4 +1,4 @@
-// How messages move on: while a rank waits, and now and then while it computes.
+// Progress of messages: while a rank waits, and by a helper thread while it computes.
 
 #include <algorithm>
 #include <thread>
@@ -11,12 +11,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How much of what has been sent is looked at in one round. It takes nobody's time while a rank waits for something
-/// else, and what is sent in one step is looked at often enough to be released soon.
+/// Sends that are checked in one round: few enough not to delay a waiting rank, enough to release their memory soon.
 constexpr std::size_t kSendsPerRound = 8;
 
-/// A message often comes within microseconds, so a waiting rank looks often, but soon lets others have the core; later
-/// it sleeps, the longer the longer nothing has come. A message that is on its way may need every look to move on.
+/// Pauses a waiting rank between two checks. A message often comes within microseconds: at first the rank spins on its
+/// own core, then yields, then sleeps, up to 1 ms. While a message is being received it yields for longer, because the
+/// transfer may need the checks to progress.
 void pause(Clock::duration waited, bool is_moving, bool has_own_core) {
   using namespace std::chrono_literals;
   if (has_own_core && waited < 30us) return;
@@ -32,7 +32,7 @@ void pause(Clock::duration waited, bool is_moving, bool has_own_core) {
 std::uint64_t MpiChannel::news() {
   const std::lock_guard lock(mutex_);
   is_moving_ = progress();
-  return 0;  // there may always be some
+  return 0;  // not counted: waits poll
 }
 
 void MpiChannel::wait_for_news(std::uint64_t /*seen*/, Clock::time_point since, Clock::time_point /*until*/) {
@@ -48,7 +48,7 @@ MpiChannel::Load MpiChannel::progress_if_free() {
 }
 
 bool MpiChannel::progress(bool thoroughly) {
-  // What has been sent goes first: its memory, still in the cache, can take what arrives.
+  // Sends first: memory that they release is in the cache, and can be reused for what arrives.
   progress_sends(thoroughly ? outgoing_.size() : kSendsPerRound);
   progress_envelopes();
   progress_drops();
@@ -65,7 +65,7 @@ bool MpiChannel::progress(bool thoroughly) {
   return !moving_.empty() || !drops_.empty();
 }
 
-/// In turn: those that were not done go to the end of the line.
+/// Round robin: sends that are not done go to the end of the list.
 void MpiChannel::progress_sends(std::size_t most) {
   for (std::size_t looked = std::min(most, outgoing_.size()); looked > 0; --looked) {
     const auto first = outgoing_.begin();

@@ -20,12 +20,12 @@ constexpr std::size_t kMostKept = std::size_t{1} << 30;
 
 std::size_t rounded_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-/// Of the block for so many bytes: a few sizes between two powers of two.
+/// The size of the block for this many bytes: one of 8 between two powers of two.
 std::size_t block_size(std::size_t bytes) {
   return rounded_up(bytes, std::max<std::size_t>(64, std::bit_floor(bytes) / 8));
 }
 
-/// Blocks of one size that come from the system and go back to it together.
+/// Blocks of one size, allocated and freed together.
 class Slab {
  public:
   explicit Slab(std::size_t block) {

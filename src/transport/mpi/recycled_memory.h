@@ -7,19 +7,19 @@
 
 namespace stagecraft::mpi {
 
-/// Memory for what arrives: tensors that come and go in the same few sizes. A block that was given back serves the next
-/// of its size, and blocks lie on huge pages where the system has them: MPI pays for every page that it reads from
-/// another process or writes here. Keeps at most 1 GiB that nobody uses. Tensors may outlive it.
+/// A pool of memory for received tensors, which come in the same few sizes. Blocks are reused by size, and lie on huge
+/// pages where the system has them, because MPI pays for every page that it reads or writes. Keeps at most 1 GiB that
+/// is unused. Tensors may outlive it.
 class RecycledMemory {
  public:
-  static constexpr std::size_t kSmallest = std::size_t{32} << 10;  // below, the C library does as well
+  static constexpr std::size_t kSmallest = std::size_t{32} << 10;  // bytes; below, malloc is as fast
 
   RecycledMemory();
   ~RecycledMemory();
   RecycledMemory(const RecycledMemory&) = delete;
   RecycledMemory& operator=(const RecycledMemory&) = delete;
 
-  /// On the CPU, contiguous, with whatever is in it.
+  /// An uninitialised, contiguous tensor on the CPU.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type);
 
  private:

@@ -22,7 +22,7 @@ void* counted(std::size_t size) {
 
 }  // namespace
 
-// Of this process, LibTorch included.
+// They replace those of the whole process, LibTorch included.
 void* operator new(std::size_t size) { return counted(size); }
 void* operator new[](std::size_t size) { return counted(size); }
 void operator delete(void* memory) noexcept { std::free(memory); }
@@ -85,7 +85,7 @@ std::int64_t by_hand(const Schedule& schedule) {
   });
 }
 
-/// Of all ranks together.
+/// Sum over all ranks.
 std::int64_t by_pipeline(const std::string& schedule, int ranks) {
   std::int64_t counted = 0;
   run_ranks({.ranks = ranks, .threads_per_rank = 1, .timeout = kPatience}, [&](World& world) {

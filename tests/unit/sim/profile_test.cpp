@@ -59,7 +59,7 @@ Profile profile_of(const Recording& recording, const ProfileOptions& options = {
   return profile(std::span(&recording, 1), options);
 }
 
-/// Of the first run's schedule, with what lies between two steps and without.
+/// Predictions for the first run's schedule: with the time between two steps, and without.
 double simulated_period(const Profile& profile) { return predicted_period(profile, profile.runs.at(0).schedule); }
 double simulated_makespan(Profile profile) {
   for (StageCosts& stage : profile.costs.stages) stage.optimizer = 0;
