@@ -132,9 +132,9 @@ class Executor {
   const Instruction* current_ = nullptr;  // the one that runs, for errors
   StepOutputs outputs_;
   // Of the forward or backward that runs; empty in between, and kept for their memory.
-  std::vector<at::Tensor> leaves_;    // what the backward gives gradients to
-  std::vector<at::Tensor> roots_;     // what gradients come for
-  std::vector<at::Tensor> arriving_;  // these gradients
+  std::vector<at::Tensor> leaves_;             // what the backward gives gradients to
+  std::vector<at::Tensor> roots_;              // what gradients come for
+  std::vector<at::Tensor> arriving_;           // these gradients
   std::optional<c10::Stream> main_stream_;     // while the first half of an overlap is issued: where the second goes
   std::optional<c10::Stream> overlap_stream_;  // made at the first overlap on a device with streams
   double waited_ = 0;

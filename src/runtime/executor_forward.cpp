@@ -76,9 +76,9 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   for (const auto& argument : wired) {
     const auto item = static_cast<std::size_t>(argument.item);
     if (argument.gradient) make_leaf(item);
-    const Value taken =
-        argument.gradient ? in.incoming[item]
-                          : in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
+    const Value taken = argument.gradient
+                            ? in.incoming[item]
+                            : in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
     arguments.push_back(copies ? copied(taken) : taken);
   }
   if (!wired.empty()) return arguments;

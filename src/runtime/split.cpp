@@ -219,8 +219,7 @@ std::vector<Stage> stages_of_sizes(World& world, const Placement& placement, con
 
 std::vector<std::int64_t> stage_sizes(const torch::nn::Sequential& model, World& world,
                                       const PipelineOptions& options) {
-  return sizes_of(model, world, options.split,
-                  placement_in(world, options.schedule, options.stages_per_rank).stages());
+  return sizes_of(model, world, options.split, placement_in(world, options.schedule, options.stages_per_rank).stages());
 }
 
 std::vector<Stage> split(const torch::nn::Sequential& model, World& world, const PipelineOptions& options) {

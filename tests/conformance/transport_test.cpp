@@ -161,9 +161,8 @@ TEST_P(RulesForTwo, MessagesOfManyFormsArriveAsTheyWereSent) {
     const auto text = [](std::size_t size, char letter) {
       return std::make_shared<const std::string>(std::string(size, letter));
     };
-    const std::vector<std::shared_ptr<const std::string>> forms = {nullptr,       text(0, ' '),     text(9, 'a'),
-                                                                   text(9, 'b'),  text(1024, 'c'),  text(1025, 'd'),
-                                                                   text(40'000, 'e')};
+    const std::vector<std::shared_ptr<const std::string>> forms = {
+        nullptr, text(0, ' '), text(9, 'a'), text(9, 'b'), text(1024, 'c'), text(1025, 'd'), text(40'000, 'e')};
     for (int step = 0; step < 6; ++step) {
       const bool fails = step % 3 == 1;
       for (int m = 0; m < 120; ++m) {

@@ -7,8 +7,8 @@
 namespace stagecraft {
 
 /// Number of items in each of `parts` consecutive, non-empty parts, such that the most expensive part is as cheap as
-/// possible. Among those partitions it returns the one with the smallest sum of squared part costs, and among equals the
-/// one that cuts later. Exact. Throws InvalidArgument when there are fewer items than parts, or for a cost that is
+/// possible. Among those partitions it returns the one with the smallest sum of squared part costs, and among equals
+/// the one that cuts later. Exact. Throws InvalidArgument when there are fewer items than parts, or for a cost that is
 /// negative or not finite.
 ///
 /// Takes O(items x parts x items in the longest part) time.

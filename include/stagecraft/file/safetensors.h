@@ -54,8 +54,8 @@ struct Header {
   std::vector<Entry> entries;  ///< In the order of their data.
   Metadata metadata;           ///< Without the checksums.
 
-  /// Reads and checks the header of a file of `file_size` bytes; `beginning` holds at least the header. Throws FileError
-  /// that lists everything wrong with it, so a returned header is valid.
+  /// Reads and checks the header of a file of `file_size` bytes; `beginning` holds at least the header. Throws
+  /// FileError that lists everything wrong with it, so a returned header is valid.
   static Header parse(std::string_view beginning, std::uint64_t file_size, const std::string& path);
 };
 
@@ -91,8 +91,8 @@ class Reader {
 /// A file being written: it appears whole when it is committed, or not at all.
 class Writer {
  public:
-  /// Uses the name, dtype and shape of each entry. Throws InvalidArgument for duplicate names and for metadata that uses
-  /// the reserved names of checksums; FileError when the file cannot be created.
+  /// Uses the name, dtype and shape of each entry. Throws InvalidArgument for duplicate names and for metadata that
+  /// uses the reserved names of checksums; FileError when the file cannot be created.
   Writer(const std::string& path, std::vector<Entry> entries, const Metadata& metadata = {});
 
   /// In the order in which they must be written: wider numbers first, so that all are aligned in the file.

@@ -10,8 +10,8 @@
 
 #include "sparse_form.h"
 
-/// What a message holds, apart from the numbers in its tensors. One rank describes it to another once; as long as messages
-/// look the same, an envelope only has the number of their description.
+/// What a message holds, apart from the numbers in its tensors. One rank describes it to another once; as long as
+/// messages look the same, an envelope only has the number of their description.
 namespace stagecraft::mpi {
 
 struct TensorForm {

@@ -143,8 +143,8 @@ class MpiChannel : public Channel {
   std::size_t next_slot_ = 0;
 
   RecycledMemory memory_;
-  std::uint64_t first_step_ = 0;     // messages of earlier steps are dropped
-  std::vector<std::uint64_t> sent_;  // messages so far, by receiver
+  std::uint64_t first_step_ = 0;         // messages of earlier steps are dropped
+  std::vector<std::uint64_t> sent_;      // messages so far, by receiver
   std::vector<Descriptions> described_;  // what this rank has described to each other one
   std::vector<Descriptions> known_;      // and each other one to this
   std::list<Outgoing> outgoing_;

@@ -94,12 +94,11 @@ std::int64_t by_pipeline(const std::string& schedule, int ranks) {
     for (const StageId stage : stages_here(world, schedule, kStages / ranks)) {
       stages.push_back(make_stage(stage.value, modules[stage.index()]));
     }
-    Pipeline pipeline(world, std::move(stages),
-                      {.schedule = schedule,
-                       .microbatches = kMicrobatches,
-                       .loss = [](const Tensor& output, const Tensor& expected) {
-                         return torch::mse_loss(output, expected);
-                       }});
+    Pipeline pipeline(
+        world, std::move(stages),
+        {.schedule = schedule, .microbatches = kMicrobatches, .loss = [](const Tensor& output, const Tensor& expected) {
+           return torch::mse_loss(output, expected);
+         }});
     const Tensor input = torch::randn({2 * kMicrobatches, kWidth});
     const Tensor target = torch::randn_like(input);
     const std::int64_t own = allocations_of([&] { pipeline.step({input}, {.target = target}); });
