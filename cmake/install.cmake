@@ -1,7 +1,12 @@
 # cmake --install, and the package that find_package(Stagecraft) finds afterwards. What was not built is left out, and named.
 include(CMakePackageConfigHelpers)
 
-install(DIRECTORY include/stagecraft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# Headers that only Stagecraft's own folders include.
+set(internal checkpoint/dtypes core/balance core/faults core/fingerprint core/in_parts core/median core/random core/rank_set core/utf8
+    data_parallel/averager file/checksum file/safetensors file/whole_file graph/operators graph/report runtime/timeline_message schedule/dataflow
+    schedule/message schedule/stage_microbatch_table stage/stand_ins transport/streams)
+list(JOIN internal "|" internal)
+install(DIRECTORY include/stagecraft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} REGEX "/(${internal})\\.h$" EXCLUDE)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Stagecraft)
 install(EXPORT StagecraftTargets NAMESPACE stagecraft:: DESTINATION ${package})
 set(STAGECRAFT_TORCH_ARCHIVES "")

@@ -18,6 +18,17 @@ class Schedule(InstalledCase):
         said = self.run_in_empty(build / "consumer").stdout
         self.assertRegex(said, rf"\Astagecraft {re.escape(VERSION)}: 384 actions, [0-9]+ steps\n(<svg|<\?xml)")
 
+    def test_headers_are_those_that_users_need(self):
+        include = self.prefix / "include"
+        installed = {str(path.relative_to(include)) for path in include.rglob("*.h")}
+        self.assertIn("stagecraft/schedule.h", installed)
+        self.assertIn("stagecraft/transport/channel.h", installed)
+        self.assertNotIn("stagecraft/core/in_parts.h", installed)
+        self.assertNotIn("stagecraft/data_parallel/averager.h", installed)
+        for header in sorted(installed):
+            for needed in re.findall(r'#include "(stagecraft/[^"]+)"', (include / header).read_text()):
+                self.assertIn(needed, installed, f"{header} includes it")
+
     def test_the_command_is_there(self):
         command = self.prefix / "bin" / "stagecraft"
         self.assertIn(VERSION, self.run_in_empty(command, "--version").stdout)
