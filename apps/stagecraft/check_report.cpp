@@ -17,7 +17,7 @@
 namespace stagecraft::cli {
 namespace {
 
-/// The rows with only as much worked out as counting needs.
+/// A schedule with only its rows set, which is enough for counting.
 Schedule uncharted(std::vector<Row> rows) {
   Schedule schedule;
   schedule.rows = std::move(rows);
@@ -37,7 +37,7 @@ void measure(CheckReport& report, const Schedule& schedule) {
   if (report.judgement.verdict.fault) return;
   try {
     report.steps = count_steps(schedule);
-  } catch (const ScheduleError&) {  // no rank can go on: the refusals say why
+  } catch (const ScheduleError&) {  // a deadlock: the refusals say why
   }
   report.peak_live = peak_live_activations(schedule);
 }

@@ -10,7 +10,7 @@ class App;
 
 namespace stagecraft::cli {
 
-/// One subcommand: its constructor adds it to the program's parser, its members are the targets of its options.
+/// One subcommand. Its constructor adds it to the program's parser; its members are the targets of its options.
 class Command {
  public:
   explicit Command(CLI::App* parser) : parser_(parser) {}
@@ -18,11 +18,11 @@ class Command {
   Command& operator=(const Command&) = delete;
   virtual ~Command() = default;
 
-  /// Its own parser, owned by the program's.
+  /// The parser of the subcommand, owned by the program's parser.
   [[nodiscard]] const CLI::App& parser() const { return *parser_; }
-  /// What errors are about: the file that is read. Empty when there is none.
+  /// The file that the command reads, for error messages; empty when there is none.
   [[nodiscard]] virtual std::string subject() const { return {}; }
-  /// Does the work after parsing and returns the exit code. Throws what report_exception knows.
+  /// Runs the command after parsing and returns the exit code. Exceptions are reported by `report_exception`.
   virtual int run() = 0;
 
  protected:
@@ -40,8 +40,8 @@ std::unique_ptr<Command> make_simulate_command(CLI::App& program);
 std::unique_ptr<Command> make_compare_command(CLI::App& program);
 std::unique_ptr<Command> make_plan_command(CLI::App& program);
 std::unique_ptr<Command> make_train_command(CLI::App& program);
-/// `stagecraft train` is a program of its own, which alone loads LibTorch: this process becomes it. Throws Failure when
-/// it is not there.
+/// Replaces this process by the separate program `stagecraft-train`, the only one that loads LibTorch. Throws Failure
+/// when it cannot be started.
 void hand_over_to_trainer(char** arguments);
 std::unique_ptr<Command> make_model_command(CLI::App& program);
 std::unique_ptr<Command> make_split_command(CLI::App& program);

@@ -6,8 +6,8 @@
 namespace stagecraft::cli {
 namespace {
 
-/// Reads the words before the cursor. `pending` ends up as the option whose value is being typed; "--format=csv"
-/// arrives as three words because = is one of bash's word breaks.
+/// Scans the words before the cursor. Afterwards, `pending` is the option whose value is being typed. "--format=csv" is
+/// three words, because = is one of bash's word breaks.
 constexpr std::string_view kScan = R"(  local cur=${COMP_WORDS[COMP_CWORD]} command='' pending='' positionals=0
   local options='' valued='' words='' list='' files='' word i
   COMPREPLY=()
@@ -26,7 +26,7 @@ constexpr std::string_view kScan = R"(  local cur=${COMP_WORDS[COMP_CWORD]} comm
       case $command in
 )";
 
-/// A list is completed at its last comma; passes already named are still offered, some lists repeat one.
+/// Completes a list after its last comma. Offers words already in the list again, since some lists repeat a pass.
 constexpr std::string_view kReply = R"(  if [[ -n $list ]]; then
     local done=''
     [[ $cur == *,* ]] && done=${cur%,*},

@@ -7,19 +7,20 @@ namespace CLI {
 class App;
 }
 
-/// What can be completed, read off the parser itself, so that the scripts cannot drift from it. One writer per shell.
+/// Shell completion. The commands and options come from the parser, so that the scripts cannot get out of date. There
+/// is one writer per shell.
 namespace stagecraft::cli {
 
 /// The values an option or a positional takes.
 struct Values {
   enum class Kind { kNone, kAny, kFile, kWord, kList };
-  Kind kind = Kind::kNone;         ///< kNone: a flag; kAny: nothing can be offered; kList: words joined by commas.
+  Kind kind = Kind::kNone;         ///< kNone: a flag; kAny: no completion; kList: words joined by commas.
   std::vector<std::string> words;  ///< For kWord and kList.
-  bool repeats = false;            ///< Of a positional: it takes all that follow.
+  bool repeats = false;            ///< For a positional: it takes all remaining words.
 };
 
 struct CompletedOption {
-  std::vector<std::string> names;  ///< "-o", "--output"; of a positional, its one name.
+  std::vector<std::string> names;  ///< "-o", "--output"; a positional has one name.
   std::string description;
   Values values;
 };
@@ -31,7 +32,7 @@ struct CompletedCommand {
   std::vector<CompletedOption> positionals;
 };
 
-/// The program without its commands.
+/// The options of the program itself, without its commands.
 CompletedCommand completed_program(const CLI::App& program);
 std::vector<CompletedCommand> completed_commands(const CLI::App& program);
 

@@ -18,7 +18,7 @@ else
 fi
 )";
 
-/// Text inside a single-quoted _arguments specification, where : [ ] are signs of their own.
+/// Escapes text for a single-quoted _arguments specification, where : [ ] have a meaning.
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -54,7 +54,7 @@ std::string label_of(const CompletedOption& option) {
   return label;
 }
 
-/// '(-o --output)-o[text]:output:_files' for each name: one excludes the others.
+/// Appends '(-o --output)-o[text]:output:_files' for each name; each name excludes the others.
 void append_option(std::string& script, const CompletedOption& option, std::string_view indent) {
   for (const std::string& name : option.names) {
     const bool valued = option.values.kind != Values::Kind::kNone;

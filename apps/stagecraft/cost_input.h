@@ -11,14 +11,14 @@ class Option;
 
 namespace stagecraft::cli {
 
-/// --costs FILE, required.
+/// Adds the required option --costs FILE.
 CLI::Option* add_costs(CLI::App& parser, std::string& target);
 
-/// Reads a file of costs, or standard input for "-". Throws Failure: one line for the first problem, the others below
-/// it.
+/// Reads a file of costs, or standard input for "-". Throws Failure with the first problem as its line and the others
+/// as details.
 Costs read_costs(const std::string& path);
 
-/// The same, and takes layers too.
+/// The same, but also accepts costs by layer.
 CostFile read_cost_file(const std::string& path);
 
 }  // namespace stagecraft::cli

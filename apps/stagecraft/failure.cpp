@@ -18,7 +18,7 @@ constexpr std::string_view kPleaseReport =
 void write_all(std::string_view text) noexcept {
   while (!text.empty()) {
     const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
-    if (written <= 0) return;  // nowhere is left to complain
+    if (written <= 0) return;  // nothing else to report to
     text.remove_prefix(static_cast<std::size_t>(written));
   }
 }
@@ -27,7 +27,7 @@ std::string with_subject(const std::string& subject, std::string_view message) {
   return subject.empty() ? std::string(message) : fmt::format("{}: {}", subject, message);
 }
 
-/// A message of the library may go on over several lines: the first is the error, the rest are details.
+/// Splits a message of the library: the first line is the error, the rest are details.
 Failure split_lines(ExitCode code, const std::string& text) {
   const std::size_t end = text.find('\n');
   if (end == std::string::npos) return {code, text};
@@ -49,12 +49,12 @@ Failure failure_in_flight(const std::string& subject) {
     return split_lines(kRefused, located(subject, error.rank(), error.step(), error.what()));
   } catch (const InternalError& error) {
     return bug(subject, error.what());
-  } catch (const FileError& error) {  // one line, whatever stands in the file, and it begins with the path
+  } catch (const FileError& error) {  // always one line, which begins with the path
     return {kUnusable, error.what()};
-  } catch (const Error& error) {  // InvalidArgument, ParseError: their messages already hold the place
+  } catch (const Error& error) {  // InvalidArgument, ParseError: the message already has the position
     return split_lines(kUnusable, with_subject(subject, error.what()));
   } catch (const std::bad_alloc&) {
-    throw;  // there may be no memory for a message either
+    throw;  // there may be no memory for a message
   } catch (const std::exception& error) {
     return bug(subject, error.what());
   }
@@ -83,7 +83,7 @@ void print_error(std::string_view line, std::string_view details) noexcept {
     std::string text = fmt::format("stagecraft: {}\n", printable(line));
     text += details;
     write_all(text);
-  } catch (...) {  // no memory left to format with
+  } catch (...) {  // no memory for formatting
     write_all("stagecraft: ");
     write_all(line);
     write_all("\n");

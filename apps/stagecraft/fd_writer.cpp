@@ -31,7 +31,7 @@ void FdWriter::drain() {
     if (written > 0) from += written;
     if (written < 0 && errno != EINTR) {
       const int error = errno;
-      setp(buffer_.data(), buffer_.data() + buffer_.size());  // what failed once is not tried again
+      setp(buffer_.data(), buffer_.data() + buffer_.size());  // drop the data: a failed write is not retried
       refuse_output(name_, error);
     }
   }

@@ -6,11 +6,11 @@
 
 namespace stagecraft::cli {
 
-/// Throws the Failure for an output that cannot be written, with the remedy for this errno.
+/// Throws a Failure for an output that cannot be written, with the remedy for this errno.
 [[noreturn]] void refuse_output(const std::string& name, int error);
 
-/// Writes to a file descriptor it does not own, and throws Failure at once when that fails: a full disk is noticed at
-/// the first block that does not fit, not at the end, and never overlooked.
+/// A stream buffer for a file descriptor that it does not own. Throws Failure as soon as a write fails, so that a full
+/// disk is detected at the first block that does not fit.
 class FdWriter : public std::streambuf {
  public:
   FdWriter(int fd, std::string name);

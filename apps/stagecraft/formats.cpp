@@ -21,7 +21,7 @@ namespace {
 bool is_picture(const std::string& format) { return format == "table" || format == "svg" || format == "trace"; }
 
 bool environment_allows_colour() {
-  const char* no_colour = std::getenv("NO_COLOR");  // https://no-color.org: any text at all forbids it
+  const char* no_colour = std::getenv("NO_COLOR");  // https://no-color.org: any non-empty value disables colour
   const char* terminal = std::getenv("TERM");
   return (no_colour == nullptr || *no_colour == '\0') && (terminal == nullptr || std::string_view(terminal) != "dumb");
 }

@@ -13,14 +13,14 @@ class App;
 
 namespace stagecraft::cli {
 
-/// -o and --format of a command: where it writes, and what.
+/// The options -o and --format of a command.
 class FormattedOutput {
  public:
-  /// Without an option the output's extension says the format if it stands for one of these, else it is `fallback`.
+  /// Without --format, the format is that of the output's extension if it is one of `formats`, else `fallback`.
   explicit FormattedOutput(std::vector<std::string> formats, std::string fallback = "table")
       : formats_(std::move(formats)), fallback_(std::move(fallback)) {}
 
-  /// What the formats are comes before the default in the help.
+  /// `help` describes the formats; the default is appended to it.
   void add_options(CLI::App& parser, const std::string& help = "What to write");
 
   [[nodiscard]] const std::string& path() const { return path_; }
@@ -33,15 +33,15 @@ class FormattedOutput {
   std::string asked_;
 };
 
-/// -o, --format and --colour of the commands that write a schedule.
+/// The options -o, --format and --colour of commands that write a schedule.
 class ScheduleOutput {
  public:
-  /// `fallback` is the format when neither an option nor the name of the output says one.
+  /// `fallback` is the format when neither --format nor the output's extension gives one.
   ScheduleOutput(CLI::App& parser, std::string fallback);
 
-  /// Pictures (table, svg, trace) show the ranks on a common clock; data (csv, json) is the schedule as it stands.
+  /// Pictures (table, svg, trace) show the ranks on a common clock; data (csv, json) has the slots unchanged.
   void write(const Schedule& schedule) const;
-  /// The slots exactly as they stand, in every format.
+  /// Writes the slots unchanged in every format.
   void write_slots(const Schedule& schedule) const;
 
   [[nodiscard]] const std::string& path() const { return output_.path(); }

@@ -55,7 +55,7 @@ class InputFile {
     if (path_ != "-") ::close(fd_);
   }
 
-  /// Empty at the end of the file. The view lasts until the next call.
+  /// The next block; empty at the end of the file. The view is valid until the next call.
   std::string_view next_block() {
     while (true) {
       const ssize_t got = ::read(fd_, block_.data(), block_.size());

@@ -9,16 +9,16 @@
 
 namespace stagecraft::cli {
 
-/// What `verify` says of a schedule that a user handed in. A compute-only one has no messages to judge, so once it is
-/// found sound a copy lowered by `send_recv` stands in for it under the three models.
+/// The verdict on a schedule of a user. A compute-only schedule has no messages, so if it has no fault, a copy lowered
+/// by `send_recv` is verified under the three models instead.
 struct Judgement {
   Verdict verdict;
-  /// The verdict's places are those of the lowered copy.
+  /// Whether ranks and steps of the verdict refer to the lowered copy.
   bool of_lowered_copy = false;
 
   /// The first refusal under any of these models; null when all are safe.
   [[nodiscard]] const Refusal* refusal(std::span<const CommModel> models) const;
-  /// The failure that ends the command for it.
+  /// The failure to throw for a refusal.
   [[nodiscard]] Failure failure(const std::string& subject, const Refusal& refusal) const;
 };
 

@@ -29,7 +29,7 @@ std::string stages_text(const Generator& g) {
   return fmt::format("{}-{}", g.min_stages_per_rank, g.max_stages_per_rank);
 }
 
-/// Characters, not bytes: formulas may hold a raised 2 or a multiplication sign.
+/// Width in characters, not bytes: formulas may contain a superscript 2 or a multiplication sign.
 std::size_t columns(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80; }));

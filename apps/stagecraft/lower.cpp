@@ -34,7 +34,7 @@ class LowerCommand : public Command {
 
   int run() override {
     Schedule schedule = read_schedule(file_);
-    // Passes say themselves what they cannot start from; a refusal under one model alone is theirs to mend.
+    // Refuses only faults under every model: a pass may repair a refusal under a single model.
     if (const auto fault = verify(schedule).fault) throw refused(subject(), *fault);
     run_passes(schedule, passes_);
     output_.write(schedule);

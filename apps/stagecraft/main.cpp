@@ -58,7 +58,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace stagecraft::cli;
-  // Beyond a limit on file size a write then fails, which is handled, instead of ending the process.
+  // A write beyond the file size limit then fails with an error, which is handled, instead of a fatal signal.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv);

@@ -15,7 +15,7 @@ using graph::Input;
 using graph::Program;
 using graph::Tree;
 
-/// The leaves of a tree by their path.
+/// Appends the paths of all leaves of a tree.
 void name_leaves(const Tree& tree, const std::string& path, std::vector<std::string>& names) {
   if (tree.kind == Tree::Kind::kLeaf) {
     names.push_back(path);

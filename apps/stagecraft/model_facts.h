@@ -6,13 +6,13 @@
 
 #include "stagecraft/graph/program.h"
 
-/// What the reports about a model say, gathered from the program.
+/// Facts about a program, for the reports on a model.
 namespace stagecraft::cli {
 
-/// An input or output of the model as its caller knows it.
+/// An input or output of the model, as its caller sees it.
 struct Port {
   std::string name;          ///< "tokens", "extra.pair.0".
-  graph::Argument argument;  ///< The value, or what it always is.
+  graph::Argument argument;  ///< The value, or a constant.
 };
 std::vector<Port> input_ports(const graph::Program& program);
 std::vector<Port> output_ports(const graph::Program& program);
@@ -38,7 +38,7 @@ struct OperatorFigures {
 /// The most frequent first.
 std::vector<OperatorFigures> operator_figures(const graph::Program& program);
 
-/// The sizes at export of symbols that stand alone as a size of an input.
+/// Values at export of the symbols that are a dimension of an input by themselves.
 std::map<std::string, std::int64_t> exported_symbols(const graph::Program& program);
 
 }  // namespace stagecraft::cli

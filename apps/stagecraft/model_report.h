@@ -8,11 +8,11 @@
 namespace stagecraft::cli {
 
 struct ModelReportOptions {
-  int depth = 3;            ///< Of the module tree.
-  bool parameters = false;  ///< One line each.
+  int depth = 3;            ///< Levels of the module tree to show.
+  bool parameters = false;  ///< Whether to list the parameters.
 };
 
-/// What a model is made of, as text for people and as JSON with everything.
+/// Reports on the contents of a model: as readable text, and as JSON with all data.
 void write_model_report(std::ostream& out, const std::string& file, const graph::Program& program,
                         const ModelReportOptions& options);
 void write_json_model_report(std::ostream& out, const std::string& file, const graph::Program& program);

@@ -8,12 +8,12 @@
 namespace stagecraft::cli {
 namespace {
 
-/// Modules are known by the paths of nodes and parameters: one that only holds others is never called.
+/// Builds the tree from the paths of nodes and parameters, since a module that only contains others is never called.
 class Builder {
  public:
   Builder() : modules_(1), children_(1) {}
 
-  /// Calls `add` with the module of that path and everything around it.
+  /// Calls `add` with the module of that path and all modules that contain it.
   void visit(const std::string& path, const std::function<void(ModuleFigures&)>& add) {
     constexpr int kDeepest = 64;
     std::size_t at = 0;

@@ -7,13 +7,13 @@
 
 namespace stagecraft::cli {
 
-/// A module with all that is below it.
+/// Totals of a module, including all modules inside it.
 struct ModuleFigures {
-  std::string path;  ///< Empty: the whole model.
-  std::string type;  ///< Empty for a module that only holds others.
+  std::string path;  ///< Empty for the whole model.
+  std::string type;  ///< Empty for a module that only contains others.
   int depth = 0;
   int nodes = 0;
-  std::int64_t parameters = 0;  ///< Numbers in them; a weight with several names counts under its first.
+  std::int64_t parameters = 0;  ///< Number of elements; a weight with several names counts under its first.
   std::int64_t parameter_bytes = 0;
   double work = 0;
 
@@ -21,7 +21,7 @@ struct ModuleFigures {
   [[nodiscard]] std::string name() const { return path.substr(path.rfind('.') + 1); }
 };
 
-/// The whole model first, each module before those inside it, neighbours in the order of the program.
+/// All modules in preorder: the whole model first, siblings in order of their first use.
 std::vector<ModuleFigures> module_tree(const graph::Program& program);
 
 }  // namespace stagecraft::cli

@@ -14,10 +14,10 @@
 namespace stagecraft::cli {
 namespace {
 
-/// How messages call an option: "--colour" of "--colour,--color".
+/// The name of an option in messages: "--colour" for "--colour,--color".
 std::string first_name(const std::string& flags) { return flags.substr(0, flags.find(',')); }
 
-/// CLI11 would read 010 as eight and 0x10 as sixteen.
+/// Parses a decimal number; CLI11 would read 010 as eight and 0x10 as sixteen.
 int to_count(const std::string& flag, const std::string& text) {
   int value = 0;
   const char* end = text.data() + text.size();
@@ -30,7 +30,7 @@ int to_count(const std::string& flag, const std::string& text) {
 
 std::string checked_passes(const std::string& text) {
   std::string_view rest = text;
-  while (true) {  // at least once, so that an empty list is an unknown name too
+  while (true) {  // at least once, so that an empty list is an error too
     const std::size_t comma = std::min(rest.find(','), rest.size());
     try {
       find_pass(CLI::detail::trim_copy(std::string(rest.substr(0, comma))));

@@ -9,23 +9,22 @@ class App;
 class Option;
 }  // namespace CLI
 
-/// Options that check their value and say in one line what would be right. The type name of each (what `--help` shows
-/// after the option) also tells the completion scripts which values to offer: FILE, NAME, PASSES, N, or the choices
-/// themselves.
+/// Options that check their value, with one-line errors that name valid values. The type name of an option (shown by
+/// `--help`) also tells the completion scripts which values to offer: FILE, NAME, PASSES, N, or the choices themselves.
 namespace stagecraft::cli {
 
 inline constexpr std::string_view kFileType = "FILE";
 inline constexpr std::string_view kNameType = "NAME";
 inline constexpr std::string_view kPassesType = "PASSES";
 inline constexpr std::string_view kNumberType = "N";
-/// Between choices.
+/// Separator of choices in a type name.
 inline constexpr char kOr = '|';
 
-/// The targets outlive the parser's `parse`.
+/// An option with a fixed set of values. Targets must outlive the call of `parse`, here and below.
 CLI::Option* add_choice(CLI::App& parser, const std::string& flags, std::string& target,
                         const std::vector<std::string>& choices, const std::string& description);
 
-/// 1 and up.
+/// A whole number from 1 up.
 CLI::Option* add_count(CLI::App& parser, const std::string& flags, int& target, const std::string& description);
 
 /// A finite number, not below `least`.

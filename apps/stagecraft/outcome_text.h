@@ -7,7 +7,7 @@
 
 #include "stagecraft/sim/simulator.h"
 
-/// What every report says about a simulated schedule, in the same words and keys.
+/// Text and JSON about a simulated schedule, the same in all reports.
 namespace stagecraft::cli {
 
 void write_line(std::ostream& out, std::string_view label, std::string_view value);

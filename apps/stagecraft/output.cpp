@@ -20,7 +20,7 @@ std::string shown_name(const std::string& path) { return is_standard_output(path
 void write_to(int fd, const std::string& name, const std::function<void(std::ostream&)>& write) {
   FdWriter buffer(fd, name);
   std::ostream stream(&buffer);
-  stream.exceptions(std::ios::badbit);  // lets the writer's Failure through at the first failed write
+  stream.exceptions(std::ios::badbit);  // rethrows the writer's Failure at the first failed write
   write(stream);
   stream.flush();
 }
@@ -40,7 +40,8 @@ void write_directly(const std::string& path, const std::function<void(std::ostre
   if (::close(fd) != 0 && errno != EINTR) refuse_output(path, errno);
 }
 
-/// Files under /dev and /proc stand for open descriptors and the like, even when they look ordinary.
+/// Whether the path is a regular file that can be replaced. Files under /dev and /proc may look regular, but stand for
+/// open descriptors.
 bool is_ordinary(const struct stat& status, const std::string& path) {
   return S_ISREG(status.st_mode) && !path.starts_with("/dev/fd/") && !path.starts_with("/dev/std") &&
          !path.starts_with("/proc/");

@@ -8,13 +8,12 @@ namespace stagecraft::cli {
 
 /// Calls `write` with a stream to `path`; "-" is standard output.
 ///
-/// A file appears complete or not at all: it is written beside its place and moved there, with the mode and the owner
-/// of the file it replaces. Symbolic links are followed. What is no ordinary file (a device, a FIFO) is written
-/// directly. Throws Failure at the first byte that cannot be written, and passes on what `write` throws; the target is
-/// then as before.
+/// A file appears complete or not at all: a temporary file is written and renamed, with the mode and owner of the file
+/// it replaces. Follows symbolic links. Writes directly to anything that is not a regular file (a device, a FIFO).
+/// Throws Failure at the first write that fails, and passes on what `write` throws; a file is then unchanged.
 void write_output(const std::string& path, const std::function<void(std::ostream&)>& write);
 
-/// Whether this output is the terminal.
+/// Whether the output is standard output and a terminal.
 bool is_terminal(const std::string& path);
 
 }  // namespace stagecraft::cli

@@ -11,8 +11,8 @@
 
 namespace stagecraft::cli {
 
-/// What `parse` makes of a file, or of standard input for "-". Its InvalidArgument, a line per problem, becomes a
-/// Failure that begins with the file: one line for the first problem, the others below it.
+/// Parses a file, or standard input for "-". An InvalidArgument of `parse`, with one line per problem, becomes a
+/// Failure that names the file: the first problem is its line, the others are details.
 template <typename Parse>
 auto read_parsed(const std::string& path, Parse&& parse) {
   try {
@@ -21,7 +21,7 @@ auto read_parsed(const std::string& path, Parse&& parse) {
     std::string line = error.what();
     std::string details;
     if (const std::size_t end = line.find('\n'); end != std::string::npos) {
-      details = printable_lines(line.substr(end + 1)) + "\n";  // keys are whatever the file says
+      details = printable_lines(line.substr(end + 1)) + "\n";  // keys come from the file and may hold any bytes
       line.resize(end);
     }
     throw Failure(kUnusable, fmt::format("{}: {}", source_name(path), line), details);

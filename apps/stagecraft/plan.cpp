@@ -34,7 +34,7 @@ constexpr const char* kPlanExamples =
 
 std::atomic<bool> interrupted = false;
 
-/// While it lives, the first Ctrl-C asks the search to end; a second one ends the program.
+/// During its lifetime, the first Ctrl-C asks the search to end; the second ends the program.
 class InterruptGuard {
  public:
   InterruptGuard() {
@@ -51,7 +51,7 @@ class InterruptGuard {
   struct sigaction before_ {};
 };
 
-/// One line on a terminal, rewritten as the search goes on.
+/// A progress line on standard error, if that is a terminal; rewritten with each update.
 class ProgressLine {
  public:
   ~ProgressLine() { clear(); }

@@ -6,7 +6,7 @@
 
 namespace stagecraft::cli {
 
-/// What the planner found, beside every known schedule and the lower bound; `cuts` is empty unless layers were cut.
+/// Reports on a plan, with the lower bound and every known schedule; `cuts` is empty unless layers were cut.
 void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts);
 void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts);
 

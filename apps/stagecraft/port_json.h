@@ -10,7 +10,7 @@ namespace stagecraft::cli {
 /// {"name", "kind": "tensor", "type", "sizes": ["s0", 8], "bytes"}, {"name", "kind": "integer" | "real" | "flag"}.
 nlohmann::ordered_json value_json(const graph::Program& program, graph::ValueId value);
 
-/// The same under the caller's name; {"name", "kind": "fixed", "value"} for what is always the same.
+/// The same with the caller's name; {"name", "kind": "fixed", "value"} for a constant.
 nlohmann::ordered_json port_json(const graph::Program& program, const Port& port);
 
 }  // namespace stagecraft::cli

@@ -11,7 +11,7 @@ unsigned char byte_at(std::string_view text, std::size_t i) { return static_cast
 
 bool is_control(std::string_view character) {
   const unsigned char lead = byte_at(character, 0);
-  // C0, DEL, and the C1 set (U+0080 to U+009F), which some terminals obey as well.
+  // C0, DEL, and the C1 set (U+0080 to U+009F), which some terminals interpret too.
   return lead < 0x20 || lead == 0x7f || (lead == 0xc2 && byte_at(character, 1) < 0xa0);
 }
 

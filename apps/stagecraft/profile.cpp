@@ -76,7 +76,7 @@ class ProfileCommand : public Command {
     return value;
   }
 
-  /// With several files, errors name the file at fault.
+  /// Profiles one file by itself, so that errors name the faulty file.
   void check_alone(const std::string& file, const Recording& recording) const {
     try {
       (void)profile(std::span(&recording, 1), {.skip = skip_});

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-/// What reports in JSON are made of.
+/// JSON type and conversions for reports.
 namespace stagecraft::cli {
 
-using Json = nlohmann::ordered_json;  // keys as they are written
+using Json = nlohmann::ordered_json;  // keeps the order of keys
 
 template <typename T>
 Json or_null(const std::optional<T>& value) {

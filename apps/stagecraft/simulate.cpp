@@ -27,7 +27,7 @@ constexpr const char* kSimulateExamples =
     "  stagecraft simulate schedule.csv --costs costs.json --slow-rank 3:1.2 --slow-link 0-1:4\n"
     "  stagecraft simulate schedule.csv --costs costs.json --jitter 0.05 --runs 200 --seed 1 --format json";
 
-/// "3:1.2" or "0-1:4": ranks, and how many times slower.
+/// Ranks and a slowdown factor: "3:1.2" or "0-1:4".
 struct Slowdown {
   std::vector<RankId> ranks;
   double factor = 1;

@@ -11,7 +11,7 @@
 
 namespace stagecraft::cli {
 
-/// Everything `simulate` says of a schedule.
+/// Everything that `simulate` reports about a schedule.
 struct SimulationReport {
   std::string file;
   Schedule schedule;

@@ -22,7 +22,7 @@ constexpr const char* kSplitExamples =
     "  stagecraft split gpt.pt2 --at blocks.4 --at blocks.7:end --format json\n"
     "  stagecraft split gpt.pt2 --stages 4 --costs costs.json";
 
-/// "blocks.4" or "blocks.4:end".
+/// Parses "blocks.4", "blocks.4:beginning" or "blocks.4:end".
 graph::ModuleCut to_module_cut(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   const std::string side = colon == std::string::npos ? "beginning" : text.substr(colon + 1);
@@ -47,7 +47,7 @@ class SplitCommand : public Command {
             },
             "Cut before MODULE, or after it with :end; once per cut")
         ->type_name("MODULE[:end]")
-        ->allow_extra_args(false);  // a file may follow
+        ->allow_extra_args(false);  // the file argument may follow
     parser_->add_flag("--marked", marked_, "Cut where the model calls pipe_split(), or changes its stage annotation");
     parser_
         ->add_option("--costs", costs_,

@@ -8,13 +8,12 @@
 
 namespace stagecraft::cli {
 
-/// What each stage of a cut model has, and what crosses each cut.
+/// Reports on the stages of a cut model and on the values that cross each cut.
 void write_split_report(std::ostream& out, const graph::Program& program, const graph::CutProgram& cut);
 void write_json_split_report(std::ostream& out, const std::string& file, const graph::Program& program,
                              const graph::CutProgram& cut);
 
-/// Costs for the simulator and the planner. Times are estimated work: a forward, and each half of a backward as much
-/// again.
+/// Costs for the simulator and the planner. Times are estimated operations; an I and a W each cost as much as the F.
 Costs costs_of(const graph::Program& program, const graph::CutProgram& cut);
 
 }  // namespace stagecraft::cli

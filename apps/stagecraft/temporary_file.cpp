@@ -11,20 +11,20 @@ namespace {
 
 constexpr std::array kEndingSignals = {SIGINT, SIGTERM, SIGHUP};
 
-// What the signal handler deletes; a handler may read nothing but lock-free atomics.
+// The file that the signal handler deletes. A handler may only use lock-free atomics.
 std::atomic<const char*> doomed = nullptr;
 static_assert(std::atomic<const char*>::is_always_lock_free);
 
 void delete_and_die(int signal) {
   if (const char* path = doomed.load()) ::unlink(path);
-  ::raise(signal);  // SA_RESETHAND has put the default action back: the parent sees which signal it was
+  ::raise(signal);  // SA_RESETHAND has restored the default action, so the parent sees the signal
 }
 
 void catch_ending_signals() {
   for (const int signal : kEndingSignals) {
     struct sigaction current {};
     ::sigaction(signal, nullptr, &current);
-    if (current.sa_handler != SIG_DFL) continue;  // ignored, as under nohup, or already ours
+    if (current.sa_handler != SIG_DFL) continue;  // ignored, as under nohup, or already set here
     struct sigaction ours {};
     ours.sa_handler = delete_and_die;
     ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
@@ -32,7 +32,7 @@ void catch_ending_signals() {
   }
 }
 
-/// Holds signals back while file and `doomed` disagree.
+/// Blocks the signals while `doomed` does not match the file.
 class SignalsHeld {
  public:
   SignalsHeld() {
@@ -59,7 +59,7 @@ TemporaryFile::TemporaryFile(const std::string& path) {
 }
 
 void TemporaryFile::commit() {
-  file_->finish();  // takes a while, and may be interrupted
+  file_->finish();  // takes a while, so signals are not blocked here
   const SignalsHeld held;
   file_->commit();
   doomed = nullptr;

@@ -7,7 +7,8 @@
 
 namespace stagecraft::cli {
 
-/// A WholeFile that disappears also when SIGINT, SIGTERM or SIGHUP end the process. One at a time.
+/// A WholeFile whose temporary file is also removed when SIGINT, SIGTERM or SIGHUP ends the process. There must be only
+/// one at a time.
 class TemporaryFile {
  public:
   /// Throws FileError.
@@ -17,7 +18,7 @@ class TemporaryFile {
   ~TemporaryFile();
 
   [[nodiscard]] int fd() const { return file_->fd(); }
-  /// Throws FileError, and then the target is untouched.
+  /// Throws FileError; the target is then unchanged.
   void commit();
 
  private:

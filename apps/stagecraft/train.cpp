@@ -12,7 +12,7 @@
 namespace stagecraft::cli {
 namespace {
 
-/// Only for help and completion: `hand_over_to_trainer` comes first.
+/// Exists only for help and completion: `main` calls `hand_over_to_trainer` before parsing.
 class TrainCommand : public Command {
  public:
   explicit TrainCommand(CLI::App& program)

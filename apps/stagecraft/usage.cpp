@@ -25,14 +25,14 @@ std::string command_names(const CLI::App& program) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// CLI11's own text, or a plainer one where it says "At Most 1 required but received 2".
+/// CLI11's message, with a plainer one for "At Most 1 required but received 2".
 std::string plain_text(const CLI::Error& error) {
   const std::string text = error.what();
   const bool count_is_wrong = dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr;
   return count_is_wrong ? text.substr(0, text.find(':')) + " takes exactly one value" : text;
 }
 
-/// CLI11 complains of what is missing before what is not understood, but a misspelt option is usually the reason.
+/// Reports an unknown argument first: CLI11 reports missing options first, but a misspelt option is the usual cause.
 std::string what_is_wrong(const CLI::App& program, const CLI::App& command, const CLI::Error& error) {
   const std::vector<std::string> extra = program.remaining(true);
   if (extra.empty()) return plain_text(error);
@@ -48,7 +48,7 @@ std::string what_is_wrong(const CLI::App& program, const CLI::App& command, cons
 void describe(CLI::App& program) {
   program.set_version_flag("--version", fmt::format("stagecraft {}", version()), "Print the version");
   program.set_help_flag("-h,--help", "Print this help");
-  // One at a time: a second name is a stray word, or a file called like a command.
+  // At most one command: a second name is a stray word, or a file with the name of a command.
   program.require_subcommand(0, 1);
   program.footer(kUsageExamples);
   program.get_formatter()->column_width(34);

@@ -9,10 +9,10 @@ class Error;
 
 namespace stagecraft::cli {
 
-/// Help, version and the rules of the program as a whole. After the commands are added.
+/// Sets help, version and the rules of the whole program. Call it after the commands are added.
 void describe(CLI::App& program);
 
-/// One line that says what is wrong with the arguments and where to read on.
+/// A one-line failure for wrong arguments, which refers to --help.
 Failure usage_failure(const CLI::App& program, const CLI::Error& error);
 
 }  // namespace stagecraft::cli

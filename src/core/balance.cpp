@@ -27,17 +27,17 @@ std::vector<double> prefix_sums(const std::vector<double>& costs, int parts) {
   return sums;
 }
 
-/// The least that the largest of `parts` parts can cost.
+/// The smallest possible cost of the largest part, by dynamic programming.
 double least_largest(const std::vector<double>& sums, std::size_t parts) {
   const std::size_t things = sums.size() - 1;
-  std::vector<double> least(things + 1, kNever);  // of the parts so far, by how many things they cover
+  std::vector<double> least(things + 1, kNever);  // optimum of the parts so far, by the number of items covered
   least[0] = 0;
   for (std::size_t part = 1; part <= parts; ++part) {
     for (std::size_t end = things; end >= part; --end) {
       double best = kNever;
       for (std::size_t begin = end - 1; begin + 1 >= part; --begin) {
         const double cost = sums[end] - sums[begin];
-        if (cost >= best) break;  // and all that begin earlier cost no less
+        if (cost >= best) break;  // parts that begin earlier cost at least as much
         best = std::min(best, std::max(least[begin], cost));
         if (begin == 0) break;
       }

@@ -9,7 +9,7 @@
 namespace stagecraft {
 namespace {
 
-/// Starting a thread costs as much as some thousand actions.
+/// Least number of actions per thread: starting a thread takes as long as some thousand actions.
 constexpr std::size_t kWorthAThread = std::size_t{1} << 15;
 constexpr std::size_t kMostParts = 16;
 
@@ -37,7 +37,7 @@ void in_parts(std::size_t count, std::size_t size, const std::function<void(std:
     try {
       threads.emplace_back(run, part);
     } catch (const std::system_error&) {
-      run(part);  // no thread to be had
+      run(part);  // no thread could be started
     }
   }
   run(0);

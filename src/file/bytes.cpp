@@ -24,7 +24,7 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 class OpenFile : public ByteSource {
  public:
-  // Not blocking: a FIFO that nobody writes to is to be refused, not waited for.
+  // O_NONBLOCK, so that a FIFO without a writer is refused instead of waited for.
   explicit OpenFile(const std::string& path)
       : ByteSource(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (fd_ < 0) throw FileError(path.empty() ? "''" : path, "cannot read it: " + reason(errno) + ": check the path");

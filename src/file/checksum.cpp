@@ -1,5 +1,5 @@
-// XXH64: four lanes, each taking every fourth word of 8 bytes, merged at the end with what is left over. A lane's step
-// is a bijection of its word, so no change within one word can go unnoticed in its lane.
+// XXH64: four lanes, each of which hashes every fourth 8-byte word, merged at the end with the remaining bytes. A
+// lane's step is a bijection of its word, so a change within one word always changes its lane.
 
 #include "stagecraft/file/checksum.h"
 
@@ -27,7 +27,7 @@ Word word_at(const unsigned char* bytes) {
 
 std::uint64_t step(std::uint64_t lane, std::uint64_t word) { return std::rotl(lane + word * kPrime2, 31) * kPrime1; }
 
-/// Takes all whole blocks; returns what is left.
+/// Hashes all whole blocks; returns the number of remaining bytes.
 std::size_t take_blocks(std::array<std::uint64_t, 4>& lanes, const unsigned char* bytes, std::size_t size) {
   auto [a, b, c, d] = lanes;
   for (; size >= 32; bytes += 32, size -= 32) {

@@ -13,10 +13,10 @@
 namespace stagecraft::safetensors {
 namespace {
 
-/// Read and summed up while it is in the cache.
+/// Bytes that are read and then hashed while they are in the cache.
 constexpr std::size_t kBlock = std::size_t{256} << 10U;
 
-/// As much as the header takes, or as there is.
+/// The length prefix and the header, or as much of it as the file has.
 std::string beginning_of(const ByteSource& file) {
   std::uint64_t length = 0;
   if (file.size() < sizeof(length)) return {};
@@ -76,7 +76,7 @@ void Reader::require_sum(const Entry& entry, const Checksum& sum) const {
 
 namespace {
 
-/// Wider numbers first; padding of the header aligns the widest.
+/// Wider dtypes first, so that all are aligned: the padding of the header aligns the widest.
 std::vector<Entry> in_file_order(std::vector<Entry> entries) {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const Entry& a, const Entry& b) { return bits_of(a.dtype) > bits_of(b.dtype); });
@@ -87,7 +87,7 @@ std::vector<Entry> in_file_order(std::vector<Entry> entries) {
 
 Writer::Writer(const std::string& path, std::vector<Entry> entries, const Metadata& metadata)
     : file_(path), entries_(in_file_order(std::move(entries))), metadata_(metadata) {
-  const std::string header = written_header(entries_, metadata_);  // with room for the checksums
+  const std::string header = written_header(entries_, metadata_);  // with placeholders for the checksums
   file_.write(header.data(), header.size());
 }
 

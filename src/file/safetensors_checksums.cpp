@@ -1,5 +1,5 @@
-// Checksums in a file's metadata. That of the header is of what it means, not of its letters: a program that only
-// copies a file, names in another order, does not have to know of them.
+// Checksums in a file's metadata. The checksum of the header covers its meaning, not its text, so it survives a program
+// that copies a file and writes the names in another order.
 
 #include <algorithm>
 #include <charconv>
@@ -33,7 +33,7 @@ std::uint64_t sum_of_header(const std::vector<Entry>& entries, const Metadata& m
   return sum.value();
 }
 
-/// None for what `hex_text` does not write.
+/// The inverse of `hex_text`; none for any other text.
 std::optional<std::uint64_t> number_of(const std::string& text) {
   std::uint64_t value = 0;
   const char* end = text.data() + text.size();

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kMetadata = "__metadata__";
-constexpr std::uint64_t kPrefix = 8;  // the bytes of the length
+constexpr std::uint64_t kPrefix = 8;  // size of the length field in bytes
 static_assert(std::endian::native == std::endian::little, "data is written as it lies in memory");
 
 struct Dtype {
@@ -33,7 +33,7 @@ constexpr std::array kDtypes = {Dtype{"F64", 64},    Dtype{"I64", 64},    Dtype{
                                 Dtype{"U8", 8},      Dtype{"BOOL", 8},    Dtype{"F8_E4M3", 8}, Dtype{"F8_E5M2", 8},
                                 Dtype{"F8_E8M0", 8}, Dtype{"F6_E2M3", 6}, Dtype{"F6_E3M2", 6}, Dtype{"F4", 4}};
 
-/// What the header says of one tensor, as far as it says it.
+/// The header's description of one tensor; missing fields are empty.
 struct Described {
   std::string name;
   std::optional<std::string> dtype;
@@ -41,7 +41,7 @@ struct Described {
   std::optional<std::vector<std::uint64_t>> offsets;
 };
 
-/// Follows the JSON as it is read, so that a large header of anything else costs no memory.
+/// SAX parser of the header, so that unknown contents of a large header take no memory.
 class HeaderEvents : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderEvents(Faults& faults) : faults_(faults) {}
@@ -126,7 +126,7 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
                              : "tensor " + in_quotes(tensors.back().name);
   }
 
-  /// A value that is not what its place asks for; anything goes in fields that nobody knows.
+  /// Reports a value of the wrong type for its field. Accepts any value in unknown fields.
   bool value(const std::string& shown) {
     if (depth_ == 0) {
       faults_.add("the header is " + shown + ", not an object");
@@ -150,7 +150,7 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
   std::array<std::set<std::string>, 2> names_;
 };
 
-/// None, and a fault, when something of it is missing or wrong in itself. `begin` counts from the beginning of the
+/// The checked entry; none, with a fault, when a field is missing or invalid. `begin` counts from the start of the
 /// data.
 std::optional<Entry> checked(const Described& tensor, std::uint64_t data_size, Faults& faults) {
   const std::string where = "tensor " + in_quotes(tensor.name) + ": ";
@@ -191,7 +191,7 @@ std::optional<Entry> checked(const Described& tensor, std::uint64_t data_size, F
   return entry;
 }
 
-/// Whether the entries, in the order of their data, fill it.
+/// Checks that the entries, sorted by offset, cover the data without gap or overlap.
 void check_cover(const std::vector<Entry>& entries, std::uint64_t data_size, Faults& faults) {
   std::uint64_t end = 0;
   const Entry* last = nullptr;
@@ -249,7 +249,7 @@ Header Header::parse(std::string_view beginning, std::uint64_t file_size, const 
   }
   const std::string_view text = beginning.substr(kPrefix, length);
   if (!text.starts_with('{')) refuse(path, "its header does not begin with {");
-  if (const auto zero = text.find('\0'); zero != std::string_view::npos) {  // where the parser would stop
+  if (const auto zero = text.find('\0'); zero != std::string_view::npos) {  // the parser would stop there
     refuse(path, fmt::format("the header is not JSON at its byte {}, which is 0", zero + 1));
   }
 
@@ -266,7 +266,7 @@ Header Header::parse(std::string_view beginning, std::uint64_t file_size, const 
   std::stable_sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
   });
-  // What is left out because it is wrong would look like a gap.
+  // An entry left out for a fault would be reported as a gap.
   if (faults.empty()) check_cover(header.entries, data_size, faults);
   if (!faults.empty()) refuse(path, faults.text());
   for (Entry& entry : header.entries) entry.begin += kPrefix + length;

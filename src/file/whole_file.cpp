@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// More would make the end of a large file one long wait.
+// Bytes written between syncs. Syncing a large file only at the end would be one long wait.
 constexpr std::size_t kSyncedTogether = std::size_t{256} << 20U;
 
 std::string_view remedy(int error) {
@@ -46,12 +46,12 @@ std::string_view remedy(int error) {
 
 /// The file at the end of a chain of symbolic links, which may not exist yet.
 fs::path follow_links(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as Linux
+  constexpr int kMostLinks = 40;  // as in Linux
   fs::path target = path;
   std::error_code ignored;
   for (int i = 0; fs::is_symlink(target, ignored); ++i) {
     if (i == kMostLinks) refuse(path, ELOOP);
-    // operator/ takes an absolute link as it is
+    // if the link is absolute, operator/ drops the folder
     target = target.parent_path() / fs::read_symlink(target, ignored);
   }
   return target;
@@ -65,11 +65,11 @@ std::string six_letters() {
   return text;
 }
 
-/// A name is on the disk when its folder is.
+/// Syncs a folder, which makes a rename in it durable.
 void sync_folder(const fs::path& folder) {
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;  // a folder that may be written and not read
-  ::fsync(fd);         // the file is in its place: what could be said of a failure here?
+  if (fd < 0) return;  // a folder that is writable but not readable
+  ::fsync(fd);         // errors are ignored: the file is already in place
   ::close(fd);
 }
 
@@ -88,12 +88,12 @@ WholeFile::WholeFile(std::string path) : path_(std::move(path)) {
   if (exists && !S_ISREG(status.st_mode)) {
     throw FileError(path_, "cannot replace it: it is no ordinary file: choose another place");
   }
-  // Replacing needs no right to the file itself, so ask for it: a read-only file is read-only for a reason.
+  // A rename needs no write permission on the file, so check it here: a read-only file must not be replaced.
   if (exists && ::access(path_.c_str(), W_OK) != 0) refuse(path_, errno);
   target_ = follow_links(path_).string();
   create();
   if (!exists) return;
-  // Only root can give files away; for anyone else the file simply becomes theirs.
+  // Only root can change the owner; otherwise the file belongs to the current user.
   if (::fchown(fd_, status.st_uid, status.st_gid) != 0) errno = 0;
   if (::fchmod(fd_, status.st_mode & 07777) == 0) return;
   const int error = errno;
@@ -140,7 +140,7 @@ void WholeFile::write_at(std::uint64_t offset, const void* bytes, std::size_t si
 
 void WholeFile::finish() {
   if (fd_ < 0) return;
-  // EINVAL: this file system has nothing to sync.
+  // EINVAL: the file system does not support sync.
   if (::fsync(fd_) != 0 && errno != EINVAL) refuse(path_, errno);
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) refuse(path_, errno);
 }

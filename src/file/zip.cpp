@@ -24,7 +24,7 @@ constexpr std::uint64_t kLongestComment = 65535;
 constexpr std::uint16_t kExtra64 = 1;
 constexpr std::uint32_t kSeeExtra = 0xffffffff;
 
-/// Little-endian numbers at a position of a piece of the file.
+/// A piece of the file, with access to its little-endian numbers.
 class Piece {
  public:
   Piece(const ByteSource& source, std::uint64_t offset, std::uint64_t size) : bytes_(size, '\0') {
@@ -51,7 +51,7 @@ class Piece {
 
 }  // namespace
 
-/// Reads the list of records at the end of the file.
+/// Reads the central directory at the end of the file.
 class ZipArchive::Directory {
  public:
   explicit Directory(const ByteSource& source) : source_(source) { find_end(); }

@@ -6,7 +6,7 @@
 namespace stagecraft::graph {
 namespace {
 
-/// Sets of values, joined one after the other.
+/// Union-find over values.
 class Groups {
  public:
   explicit Groups(std::size_t count) : parents_(count) { std::iota(parents_.begin(), parents_.end(), 0); }
@@ -50,7 +50,7 @@ void Analysis::find_changed(const Program& program, const std::vector<Effects>& 
   Groups groups(program.values.size());
   const auto is_tensor = [&](ValueId value) { return program.values[static_cast<std::size_t>(value)].is_tensor(); };
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    // With one of them, the others share through it.
+    // All results and arguments that may share memory form one group.
     int first = -1;
     const auto join = [&](ValueId value) {
       if (!is_tensor(value)) return;
@@ -100,7 +100,7 @@ void Analysis::find_origins(const Program& program, const std::vector<Effects>& 
     }
     for (const ValueId value : made) {
       from_data |= is_changed_[static_cast<std::size_t>(value)];
-      // Elements of a constant as a number are data: no other stage can read them off.
+      // A number taken from the elements of a tensor is data: other stages cannot get it from a shape.
       from_data |=
           !program.values[static_cast<std::size_t>(value)].is_tensor() && !reads_size(node) && !computes_number(node);
     }

@@ -1,11 +1,12 @@
-// Cuts that make stages of equal work.
+// Cuts a program into stages of about equal work.
 //
 //     places      |     |  |      |    |       where the program can be cut in two, from the sweep
 //     nodes   ---------------------------------
 //     stages  <---------><--------><---------->  each no larger than a limit, each allowed by itself
 //
-// The least limit is found by bisection. With stages hardly larger than that, the cuts that send least are chosen. Both
-// are one pass per stage over the places, which asks for the cheapest beginning of a stage that ends at a place.
+// The smallest limit is found by bisection. Then, with stages at most 10 % larger, the cuts that send least are chosen.
+// Both use dynamic programming: one pass per stage over the places, which finds the cheapest beginning of a stage that
+// ends at a place.
 
 #include <algorithm>
 #include <cmath>
@@ -42,7 +43,7 @@ class Balancer {
                      [&](int a, int b) { return open_from_[index(a)] < open_from_[index(b)]; });
   }
 
-  /// Places of `program`, or none at all when there is no such division.
+  /// The nodes to cut before; empty when there is no legal division.
   std::vector<int> run() {
     const std::vector<double> nothing(index(count() + 1), 0);
     std::vector<int> best = divide(kNever, nothing);
@@ -64,7 +65,7 @@ class Balancer {
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   [[nodiscard]] int node(int place) const { return places_[index(place)].node; }
-  /// The first place behind a position.
+  /// Index of the first place after a position.
   [[nodiscard]] int index_after(int position) const {
     return static_cast<int>(std::upper_bound(places_.begin(), places_.end(), position,
                                              [](int p, const Sweep::Place& place) { return p < place.node; }) -
@@ -91,8 +92,8 @@ class Balancer {
     return total;
   }
 
-  /// The least limit with which cuts cost no more than `most_cost`. `best` is such cuts, and becomes those with the
-  /// limit.
+  /// Bisects for the smallest limit with cuts that cost at most `most_cost`. `best` must be such cuts; it becomes the
+  /// cuts with the smallest limit.
   double least_limit(double too_small, std::vector<int>& best, const std::vector<double>& cost,
                      double most_cost) const {
     double limit = largest(best);
@@ -110,7 +111,7 @@ class Balancer {
     return limit;
   }
 
-  /// The cheapest places, ascending, for stages of at most that much work; none when there are no such.
+  /// The cheapest places, ascending, for stages with at most `limit` work; empty if there are none.
   [[nodiscard]] std::vector<int> divide(double limit, const std::vector<double>& cost) const {
     const double most = limit * (1 + 1e-12);
     std::vector<std::vector<int>> begins;  // by stage and end
@@ -150,7 +151,8 @@ class Balancer {
     return cuts;
   }
 
-  /// The cheapest beginning in low .. high of a stage that ends at `to`, without those that memory sharing forbids.
+  /// The cheapest beginning in [low, high] of a stage that ends at `to`, except those that memory sharing forbids; -1
+  /// if there is none.
   [[nodiscard]] int cheapest(const CheapestInRange& open, int low, int high, int to) const {
     const int end = to == count() ? sweep_.lifetimes().end() + 1 : node(to);
     std::vector<std::pair<int, int>> holes;
@@ -173,10 +175,10 @@ class Balancer {
   Analysis analysis_;
   Sweep sweep_;
   const std::vector<Sweep::Place>& places_;
-  std::vector<double> before_;       // by node: the work before it
-  std::vector<int> open_from_;       // by place: the first end of a stage that begins there and takes something
-  std::vector<int> opening_order_;   // places by that
-  std::vector<int> last_begin_;      // by place: the last beginning of a stage that ends there and leaves something
+  std::vector<double> before_;       // by node: work of all nodes before it
+  std::vector<int> open_from_;       // by place: first end of a stage that begins there and receives a value
+  std::vector<int> opening_order_;   // places sorted by open_from_
+  std::vector<int> last_begin_;      // by place: last beginning of a stage that ends there and sends a value
   std::vector<bool> first_may_end_;  // by place: whether the first stage may end there
 };
 

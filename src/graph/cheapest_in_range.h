@@ -5,7 +5,7 @@
 
 namespace stagecraft::graph {
 
-/// Numbers by index, and which is the smallest in a range, each in logarithmic time.
+/// A segment tree: sets a cost by index and finds the smallest in a range, both in logarithmic time.
 class CheapestInRange {
  public:
   explicit CheapestInRange(int count)
@@ -21,7 +21,7 @@ class CheapestInRange {
   }
   [[nodiscard]] double cost(int index) const { return costs_[static_cast<std::size_t>(index)]; }
 
-  /// Among those set from `first` to `last`; -1: none.
+  /// The index of the smallest cost set in [first, last]; -1 if there is none.
   [[nodiscard]] int cheapest(int first, int last) const {
     if (first > last || last < 0) return -1;
     int best = -1;
@@ -43,7 +43,7 @@ class CheapestInRange {
 
   std::size_t count_;
   std::vector<double> costs_;
-  std::vector<int> best_;  // a tree: the leaves are the second half
+  std::vector<int> best_;  // a binary tree; the second half are the leaves
 };
 
 }  // namespace stagecraft::graph

@@ -8,8 +8,8 @@
 
 namespace stagecraft::graph {
 
-/// A place in a JSON text, which knows its own path for messages. Every access throws InvalidArgument when the text is
-/// not as the format says.
+/// A JSON value with its path, for error messages. Every access throws InvalidArgument when the value does not have the
+/// expected type.
 class Cursor {
  public:
   using Json = nlohmann::json;
@@ -19,7 +19,7 @@ class Cursor {
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] const Json& json() const { return *value_; }
 
-  /// Whether the object has the key with something else than null.
+  /// Whether the object has the key with a value other than null.
   [[nodiscard]] bool has(const char* key) const {
     const auto found = object().find(key);
     return found != value_->end() && !found->is_null();
@@ -35,7 +35,7 @@ class Cursor {
     return {(*value_)[index], path_ + "[" + std::to_string(index) + "]"};
   }
 
-  /// Key and value of a union, which is an object with exactly one key.
+  /// Key and value of a tagged union, which is an object with exactly one key.
   [[nodiscard]] std::pair<std::string, Cursor> alternative() const {
     if (object().size() != 1) refuse("must have exactly one key");
     const auto only = value_->begin();
@@ -55,7 +55,7 @@ class Cursor {
     if (!value_->is_boolean()) refuse("must be true or false");
     return value_->get<bool>();
   }
-  /// JSON has no infinities: they are texts.
+  /// Infinities and NaN, which JSON numbers cannot express, are strings.
   [[nodiscard]] double real() const {
     if (*value_ == "Infinity") return std::numeric_limits<double>::infinity();
     if (*value_ == "-Infinity") return -std::numeric_limits<double>::infinity();
@@ -68,7 +68,7 @@ class Cursor {
   void each(const Visit& visit) const {
     for (std::size_t i = 0; i < size(); ++i) visit(at(i));
   }
-  /// `visit(key, cursor)` for every entry of an object.
+  /// Calls `visit(key, cursor)` for every entry of an object.
   template <typename Visit>
   void each_entry(const Visit& visit) const {
     for (auto entry = object().begin(); entry != object().end(); ++entry) {

@@ -28,7 +28,7 @@ std::string names_of(const Program& program) {
   return list;
 }
 
-/// The first and one past the last owned node of a module; {-1, -1} when it has none.
+/// The first owned node of a module and one past its last; {-1, -1} when it has none.
 std::pair<int, int> extent(const Program& program, const Analysis& analysis, int module) {
   std::pair<int, int> range{-1, -1};
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
@@ -43,7 +43,7 @@ std::string text(const ModuleCut& cut) {
   return (cut.at == ModuleCut::At::kBeginning ? "the beginning of '" : "the end of '") + cut.module + "'";
 }
 
-/// The next owned node: cuts before the same one are the same cut.
+/// The first owned node from `place` on. Cuts before the same owned node are the same cut.
 int owned_from(const Program& program, const Analysis& analysis, int place) {
   while (place < static_cast<int>(program.nodes.size()) && !analysis.is_owned(place)) ++place;
   return place;
@@ -117,7 +117,7 @@ std::vector<int> marked_places(const Program& program) {
 
 std::vector<LegalCut> legal_module_cuts(const Program& program) {
   const Analysis analysis(program);
-  // The outermost module that begins at a node; modules come before those inside them.
+  // By node: the outermost module that begins there, or -1.
   std::vector<int> beginning(program.nodes.size(), -1);
   std::vector<bool> begun(program.modules.size(), false);
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {

@@ -128,7 +128,7 @@ void Cutter::close_over_tensors() {
   }
 }
 
-/// Later stages first, since they may ask an earlier one for a number.
+/// Goes from the last stage to the first, since a stage may need a number from an earlier one.
 void Cutter::find_numbers() {
   for (int stage = stages_ - 1; stage >= 0; --stage) {
     std::vector<ValueId>& open = needs(stage).open_numbers;
@@ -186,7 +186,8 @@ void Cutter::attach_updates() {
     updates_[static_cast<std::size_t>(home(update.value))].push_back(update);
 }
 
-/// Weights that no node uses still belong to the model: they go where their module's neighbours are.
+/// Assigns weights that no node uses, which still belong to the model, to the stage whose weights have the most similar
+/// names.
 void Cutter::attach_unused() {
   const auto shared_prefix = [](const std::string& a, const std::string& b) {
     std::size_t dots = 0;
@@ -231,14 +232,14 @@ void Cutter::check_connected() const {
   }
 }
 
-/// A message is a copy. So memory that several values share must not be changed on one side of a cut and read on the
+/// A message is a copy, so memory that several values share must not be changed on one side of a cut and read on the
 /// other.
 void Cutter::check_sharing() {
   for (const Analysis::Changed& group : analysis_.changed()) check_sharing(group);
 }
 
 void Cutter::check_sharing(const Analysis::Changed& group) {
-  std::map<int, std::string> changing;  // what changes it, by stage
+  std::map<int, std::string> changing;  // by stage: what changes the memory
   for (const int node : group.nodes) changing.emplace(stage_of(node), describe(node));
   for (const int update : group.updates) {
     const Update& own = program_.updates[static_cast<std::size_t>(update)];

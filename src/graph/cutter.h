@@ -22,7 +22,7 @@ class Cutter {
     std::set<ValueId> received;
     std::set<int> loaded;
     std::set<ValueId> numbers;
-    std::vector<ValueId> open_numbers;  // of these, the ones not looked at yet
+    std::vector<ValueId> open_numbers;  // those of `numbers` not yet processed
     std::map<ValueId, SizeOf> sizes;
   };
 
@@ -42,8 +42,8 @@ class Cutter {
   void check_sharing(const Analysis::Changed& group);
   CutProgram assemble();
 
-  /// The stage where a value is first there: that of the node that makes it, 0 for user inputs. A size is there with
-  /// its tensor, wherever the node stands that reads it.
+  /// The first stage that has a value: that of the node that makes it, 0 for user inputs. For a size, the stage of its
+  /// tensor, wherever the node is that reads the size.
   [[nodiscard]] int home(ValueId value) const;
   [[nodiscard]] int stage_of(int node) const { return stage_of_node_[static_cast<std::size_t>(node)]; }
   [[nodiscard]] Needs& needs(int stage) { return needs_[static_cast<std::size_t>(stage)]; }

@@ -16,7 +16,7 @@ ElementType element_type(const Cursor& cursor) {
   return static_cast<ElementType>(number);
 }
 
-/// A place among the numbers from 1 to `most`.
+/// An enumerator from 1 to `most`.
 template <typename Enumeration>
 Enumeration enumerated(const Cursor& cursor, int most) {
   const std::int64_t number = cursor.integer();
@@ -180,7 +180,7 @@ ValueId GraphReader::declare(const std::string& name, ValueInfo::Kind kind, cons
   info.kind = kind;
   if (kind == ValueInfo::Kind::kTensor) {
     const Cursor types = graph["tensor_values"];
-    // Results that nobody uses have no type.
+    // Unused results have no type.
     if (types.has(name.c_str())) info.tensor = tensor_type(types[name.c_str()]);
   } else if (kind == ValueInfo::Kind::kInteger) {
     const Cursor numbers = graph["sym_int_values"];
@@ -225,9 +225,9 @@ void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& sc
     program_.marks.push_back(static_cast<int>(program_.nodes.size()));
     return;
   }
-  // It repeats what the export has checked, for the device it ran on.
+  // An assertion that the export has checked already, for the device it ran on.
   if (node.target == "aten::_assert_tensor_metadata") return;
-  // After a fault its results are still declared, so that the other nodes can be looked at too.
+  // Results are declared even after a fault, so that the other nodes can be checked too.
   if (!target.starts_with(kHigherOrder)) read_arguments(cursor, node, scope);
   read_results(cursor, graph, node, scope);
   program_.nodes.push_back(std::move(node));
@@ -300,7 +300,7 @@ void GraphReader::read_region(const Cursor& cursor, Scope& scope, int context, i
   }
   read_nodes(graph, inside, find_or_add(inner), depth + 1);
 
-  // The results of the region are the values of its graph under the names given here.
+  // The node's result names refer to the output values of the region's graph.
   std::vector<Use> made;
   graph["outputs"].each([&](const Cursor& output) {
     const Argument value = argument(output, inside);
@@ -338,7 +338,8 @@ int GraphReader::find_or_add_module(const std::string& path, const std::string& 
   return entry->second;
 }
 
-/// The stack of modules reads "key,path,type;key,path,type"; a key ends in "@2" when that module is called again.
+/// Reads module, call number and annotated stage. The module stack has the form "key,path,type;key,path,type"; a key
+/// ends in "@2" for a repeated call of the module.
 void GraphReader::read_origin(const Cursor& cursor, Node& node) {
   if (!cursor.has("metadata")) return;
   const Cursor metadata = cursor["metadata"];

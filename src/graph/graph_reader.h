@@ -10,20 +10,20 @@
 
 namespace stagecraft::graph {
 
-/// Reads nodes and values of a graph, and of the graphs of its regions, into a program. Faults of single nodes are
-/// collected; a text that is not of the format is an InvalidArgument.
+/// Reads nodes and values of a graph, and of the graphs of its regions, into a program. Collects faults of single
+/// nodes; throws InvalidArgument for JSON that does not have the format.
 class GraphReader {
  public:
   GraphReader(Program& program, Faults& faults) : program_(program), faults_(faults) {}
 
-  /// Names of values in the graph being read.
+  /// Values by name, in the graph being read.
   using Scope = std::unordered_map<std::string, ValueId>;
 
-  /// Gives the graph's inputs their values, in order; then `read_nodes`.
+  /// Declares the values of the graph's inputs, in order. Call it before `read_nodes`.
   void declare_inputs(const Cursor& graph, Scope& scope);
   void read_nodes(const Cursor& graph, Scope& scope, int context = 0, int depth = 0);
 
-  /// An argument of any kind but a graph.
+  /// Reads an argument of any kind except a graph.
   Argument argument(const Cursor& cursor, const Scope& scope);
   TensorType tensor_type(const Cursor& cursor);
 

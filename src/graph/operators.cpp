@@ -8,8 +8,8 @@
 namespace stagecraft::graph {
 namespace {
 
-/// Operators whose schema says that results are views, and those that return their input or a view of it without saying
-/// so.
+/// Operators whose schema declares that results are views, and those that return their input or a view of it although
+/// the schema does not say so.
 const std::set<std::string_view>& sharing_operators() {
   static const std::set<std::string_view> names = {
       "_conj", "_fw_primal", "_grad_sum_to_size", "_indices", "_make_dual", "_neg_view", "_nested_get_values",
@@ -22,7 +22,7 @@ const std::set<std::string_view>& sharing_operators() {
       "row_indices", "select", "slice", "slice_inverse", "split", "split_with_sizes", "squeeze", "swapaxes", "swapdims",
       "t", "tensor_split", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "values", "view", "view_as",
       "view_as_complex", "view_as_real", "vsplit", "_autocast_to_full_precision", "_autocast_to_reduced_precision",
-      // Without saying so:
+      // Not declared in the schema:
       "_unsafe_view", "alpha_dropout", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "dropout",
       "feature_alpha_dropout", "feature_dropout", "meshgrid", "sum_to_size", "type_as", "unsafe_chunk", "unsafe_split",
       "unsafe_split_with_sizes"};
@@ -41,7 +41,7 @@ const std::set<std::string_view>& random_operators() {
   return names;
 }
 
-/// Arguments that an operator changes beside its first, by its name without a trailing underscore.
+/// Arguments besides the first that an operator changes in place, by operator name without a trailing underscore.
 const std::map<std::string_view, std::vector<std::string_view>>& changing_operators() {
   static const std::vector<std::string_view> statistics = {"running_mean", "running_var"};
   static const std::vector<std::string_view> observed = {"running_min", "running_max", "scale", "zero_point"};
@@ -72,8 +72,8 @@ const std::map<std::string_view, std::vector<std::string_view>>& changing_operat
   return all;
 }
 
-/// What the tensors that an overload writes its results into are called. Some of these are inputs elsewhere; taking one
-/// for changed that is not only forbids a cut.
+/// Names of the tensors that "out" overloads write their results to. Some are plain inputs in other operators; treating
+/// an unchanged tensor as changed only forbids some cuts.
 const std::vector<std::string_view>& names_of_results() {
   static const std::vector<std::string_view> names = {"L",
                                                       "LD",
@@ -148,7 +148,7 @@ Name name_of(std::string_view target) {
   return {target.substr(0, colons), whole.substr(0, dot), whole.substr(std::min(dot + 1, whole.size()))};
 }
 
-/// An overload that writes into tensors that it is given.
+/// Whether an overload writes its results to tensors that it is given.
 bool writes_results(const Name& name) {
   static const std::set<std::string_view> overloads = {
       "L", "Q", "U", "X", "eigenvalues", "eigvals", "grad_input", "inverse", "output", "result", "sign"};
@@ -197,7 +197,7 @@ bool changes_first_argument(std::string_view name) {
 
 bool may_share_memory(std::string_view name) {
   const Name own = name_of(name);
-  if (own.space != "aten") return true;  // nothing is known about it
+  if (own.space != "aten") return true;  // a custom operator: nothing is known about it
   return sharing_operators().contains(own.base) || changes_first_argument(name) || writes_results(own);
 }
 
@@ -218,7 +218,7 @@ Effects effects_of(const Node& node) {
   if (changes_first_argument(node.target) && !node.arguments.empty()) {
     add_tensors(node.arguments.front().value, effects.changes);
   }
-  // Statistics stay as they are in evaluation.
+  // In evaluation, running statistics are not updated.
   const bool keeps = !is_set(node, "training", true) || !is_set(node, "use_input_stats", true);
   for (const std::string_view name : changed_arguments(node.target)) {
     const Argument* given = node.argument(name);
@@ -273,7 +273,7 @@ double work_of(const Program& program, const Node& node) {
     if (query != nullptr && key != nullptr) return 4 * static_cast<double>(query->elements()) * size(*key, 2);
   }
   if (may_share_memory(node.target) && !changes_first_argument(node.target)) return 0;
-  return 10 * made;  // it moves memory more than it computes
+  return 10 * made;  // bound by memory bandwidth rather than by compute
 }
 
 }  // namespace stagecraft::graph

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kSchemaMajor = 8;
 
-/// One model of an archive.
+/// Reads one model of an archive.
 class ProgramReader {
  public:
   ProgramReader(const ZipArchive& archive, const std::string& model)
@@ -30,7 +30,7 @@ class ProgramReader {
     try {
       read_all(top);
     } catch (const InvalidArgument& error) {
-      // What was found before may be the reason.
+      // Faults found before may be the cause.
       if (!faults_.empty()) refuse(faults_.text());
       throw;
     }
@@ -94,7 +94,7 @@ class ProgramReader {
     }
   }
 
-  /// All of it: the parser's own filter would take time with the square of the number of values.
+  /// Parses the whole record: filtering with the parser's callback would take quadratic time in the number of values.
   [[nodiscard]] nlohmann::json parse(const std::string& record) const {
     try {
       return json::parse<nlohmann::json>(archive_.read_text(record), "save the model again");
@@ -191,7 +191,7 @@ class ProgramReader {
     faults_.add("the weight '" + input.name + "' is missing: save the model again");
   }
 
-  /// What the graph says about a weight and what lies in the archive.
+  /// Adds a fault if the stored weight does not have the type that the graph declares.
   void check_type(const Input& input) {
     const TensorType& expected = program_.values[static_cast<std::size_t>(input.value)].tensor;
     std::vector<Size> sizes;
@@ -277,7 +277,7 @@ class ProgramReader {
     });
   }
 
-  /// Two names of one weight are one parameter: whoever uses the second uses the first.
+  /// Merges parameters that are names of the same weight: uses of the later names become uses of the first.
   void join_shared_parameters() {
     std::map<ValueId, ValueId> stands_for;
     std::vector<Input> kept;
@@ -298,7 +298,7 @@ class ProgramReader {
       kept.push_back(input);
     }
     if (stands_for.empty()) return;
-    // Updates count inputs by place.
+    // Updates refer to inputs by index, which has changed.
     std::map<ValueId, int> places;
     for (std::size_t i = 0; i < kept.size(); ++i) places[kept[i].value] = static_cast<int>(i);
     for (Update& update : program_.updates) {

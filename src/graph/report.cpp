@@ -11,7 +11,7 @@
 namespace stagecraft::graph {
 namespace {
 
-/// The modules that make up a stage, from the highest level where there is more than one.
+/// The first and the last module of a stage: "a .. b".
 std::string range_of(const Program& program, const StageGraph& stage) {
   std::string first;
   std::string last;

@@ -16,7 +16,7 @@ Sweep::Sweep(const Program& program, const Analysis& analysis)
   sweep();
 }
 
-/// No cut before the nodes from .. to.
+/// Forbids cuts before the nodes in [from, to].
 void Sweep::forbid(int from, int to) {
   from = std::max(from, 0);
   if (from > to) return;
@@ -25,7 +25,7 @@ void Sweep::forbid(int from, int to) {
 }
 
 void Sweep::check_sharing(const Analysis::Changed& group) {
-  int first = lifetimes_.end();  // what has to stay together: changes, and uses of weights that are changed
+  int first = lifetimes_.end();  // range that must not be cut: changes, and uses of weights that are changed
   int last = -1;
   const auto add = [&](int position) {
     first = std::min(first, position);
@@ -37,7 +37,7 @@ void Sweep::check_sharing(const Analysis::Changed& group) {
   }
   const int first_change = first;
   const int last_change = last;
-  std::vector<std::pair<int, int>> events;  // of values that cross places up to the first change
+  std::vector<std::pair<int, int>> events;  // begin (+1), end (-1) of values that cross places up to the first change
   for (const ValueId value : group.values) {
     const int made = lifetimes_.made(value);
     const int used = lifetimes_.last_use(value);
@@ -53,7 +53,7 @@ void Sweep::check_sharing(const Analysis::Changed& group) {
     if (used > last_change) forbidden_.push_back({made, first_change, last_change, used});
   }
   forbid(first + 1, last);
-  // Two that share the memory cannot both be received.
+  // A stage must not receive two values that share the memory.
   std::sort(events.begin(), events.end());
   int live = 0;
   for (std::size_t i = 0; i < events.size(); ++i) {
@@ -62,7 +62,7 @@ void Sweep::check_sharing(const Analysis::Changed& group) {
   }
 }
 
-/// Numbers that nodes want directly, or through constants that are made again.
+/// Finds the numbers that nodes use directly, or through constants that every stage makes itself.
 void Sweep::find_wanted_numbers() {
   std::vector<int> wanted(program_.values.size(), -1);
   const auto want = [&](ValueId value, int position) {
@@ -76,7 +76,7 @@ void Sweep::find_wanted_numbers() {
     const std::vector<ValueId> used = node.uses();
     int position = i;
     if (!analysis_.is_owned(i)) {
-      // Whether other numbers are computed or read off depends on the place. Sizes of constants are always read.
+      // Sizes of constants are always read. Whether other numbers are computed or received depends on the place.
       const bool of_constants =
           reads_size(node) && std::all_of(used.begin(), used.end(), [&](ValueId v) { return is_anywhere(v); });
       if (analysis_.origin(node.makes().front()) == Analysis::Origin::kSize && !of_constants) continue;
@@ -93,7 +93,7 @@ void Sweep::find_wanted_numbers() {
   std::sort(wanted_.rbegin(), wanted_.rend());
 }
 
-/// From the last place to the first, with what crosses there.
+/// Visits the places from last to first and keeps track of the values that cross.
 void Sweep::sweep() {
   const int end = lifetimes_.end();
   std::vector<std::vector<ValueId>> used_last(static_cast<std::size_t>(end) + 1);
@@ -113,7 +113,7 @@ void Sweep::sweep() {
     owned_before += analysis_.is_owned(place) ? 1 : 0;
   }
   for (int place = end; place > 0; --place) {
-    // What is made by the node at `place` does not cross before it.
+    // Values made by the node at `place` do not cross the cut before it.
     for (const ValueId value : used_last[static_cast<std::size_t>(place)]) turn(value, true);
     for (const ValueId value : made[static_cast<std::size_t>(place)]) turn(value, false);
     while (wanted_here_ < wanted_.size() && wanted_[wanted_here_].first >= place) ++wanted_here_;
@@ -151,7 +151,7 @@ bool Sweep::can_be_read_off(ValueId number) const {
   return found != live_sizes_.end() && found->second > 0;
 }
 
-/// How many numbers the second part must be sent because no tensor that it has shows them.
+/// How many numbers the part after the cut must receive because it cannot take them from the shape of a tensor it has.
 int Sweep::numbers_sent(int place) {
   int sent = 0;
   const auto look_at = [&](ValueId number) {

@@ -8,22 +8,22 @@
 
 namespace stagecraft::graph {
 
-/// Where a program can be cut in two, and what crosses there: for all places in one sweep over the nodes, with the
-/// rules of Cutter.
+/// Finds all places where a program can be cut in two, and the bytes that cross there, in one sweep over the nodes.
+/// Uses the rules of Cutter.
 class Sweep {
  public:
   Sweep(const Program& program, const Analysis& analysis);
 
   struct Place {
-    int node = 0;  ///< Before which it is cut.
+    int node = 0;  ///< The cut is before this node.
     std::int64_t bytes = 0;
   };
-  /// Ascending; always before a node that belongs to one stage.
+  /// Ascending; always before an owned node.
   [[nodiscard]] const std::vector<Place>& places() const { return places_; }
   [[nodiscard]] const Lifetimes& lifetimes() const { return lifetimes_; }
 
-  /// A stage that begins after `after` and not after `begin_until`, and ends after `change` and not after `end_until`,
-  /// would change memory whose old content a later stage uses.
+  /// A stage that begins in (after, begin_until] and ends in (change, end_until] would change memory whose old contents
+  /// a later stage uses.
   struct Forbidden {
     int after = 0;
     int begin_until = 0;
@@ -39,7 +39,7 @@ class Sweep {
   void sweep();
   void turn(ValueId value, bool live);
   [[nodiscard]] int numbers_sent(int place);
-  /// In every stage that wants it.
+  /// Whether every stage can have the tensor without receiving it.
   [[nodiscard]] bool is_anywhere(ValueId tensor) const { return !lifetimes_.may_cross(tensor); }
   [[nodiscard]] bool can_be_read(int place, const Node& node) const;
   [[nodiscard]] bool can_be_read_off(ValueId number) const;
@@ -48,17 +48,17 @@ class Sweep {
   const Program& program_;
   const Analysis& analysis_;
   Lifetimes lifetimes_;
-  std::vector<int> illegal_;  // differences by place
+  std::vector<int> illegal_;  // difference array by place: > 0 in the running sum means forbidden
   std::vector<Forbidden> forbidden_;
-  std::vector<std::pair<int, ValueId>> wanted_;  // numbers by the last position that wants them, the last first
+  std::vector<std::pair<int, ValueId>> wanted_;  // (last position that uses it, number), descending
   std::vector<Place> places_;
 
-  // At the place that the sweep has reached:
+  // State at the current place of the sweep:
   std::unordered_map<std::string, int> live_sizes_;
-  std::uint64_t live_bytes_ = 0;  // modulo 2^64, if a file claims that much
+  std::uint64_t live_bytes_ = 0;  // modulo 2^64: a file may claim huge sizes
   int live_values_ = 0;
-  std::size_t wanted_here_ = 0;  // so many of `wanted_`
-  std::vector<int> looked_at_;   // by value: the place where it was
+  std::size_t wanted_here_ = 0;  // how many entries of `wanted_` are used after this place
+  std::vector<int> looked_at_;   // by value: the last place where it was visited
   std::vector<ValueId> open_;
 };
 

@@ -10,7 +10,7 @@ using Json = nlohmann::json;
 
 constexpr int kDeepest = 64;
 
-/// Null for a text that is not JSON, which no caller takes for anything else.
+/// Returns null for a text that is not JSON; no caller accepts null.
 Json parse_or_null(const std::string& text) {
   try {
     return json::parse<Json>(text, "save the model again");

@@ -20,7 +20,7 @@ std::vector<std::int64_t> fixed_sizes(const Cursor& cursor) {
   return result;
 }
 
-/// The end, in elements, of what a tensor covers; -1 when it is too far away to be right.
+/// One past the last element of a tensor in its record; -1 on overflow.
 std::int64_t end_of(const StoredTensor& tensor) {
   std::int64_t end = tensor.offset;
   for (std::size_t i = 0; i < tensor.sizes.size(); ++i) {
@@ -34,7 +34,7 @@ std::int64_t end_of(const StoredTensor& tensor) {
   return __builtin_add_overflow(end, 1, &end) ? -1 : end;
 }
 
-/// Empty when the tensor is fine.
+/// What is wrong with the tensor; empty if nothing is.
 std::string fault_of(const StoredTensor& tensor, std::uint64_t record_size) {
   if (tensor.sizes.size() != tensor.strides.size()) return "does not have as many strides as sizes";
   std::int64_t elements = 1;

@@ -10,14 +10,14 @@
 
 namespace stagecraft::graph {
 
-/// By full name.
+/// Stored tensors by full name.
 struct StoredTensors {
   std::map<std::string, StoredTensor> tensors;
-  std::set<std::string> refused;  ///< Those with a fault.
+  std::set<std::string> refused;  ///< Names of tensors with a fault.
 };
 
-/// The tensors that a folder's configuration lists, each checked to lie inside its record. What is wrong with them goes
-/// to `faults`. A folder without configuration has none.
+/// Reads the tensors that a folder's configuration lists, and checks that each is inside its record. Adds problems to
+/// `faults`. Returns nothing for a folder without configuration.
 StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
                           Faults& faults);
 

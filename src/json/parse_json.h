@@ -6,26 +6,26 @@
 
 #include "stagecraft/core/error.h"
 
-/// JSON that a user gives: the only way into the parser, so that no text can end the program and no message of the
-/// parser's own reaches anybody.
+/// Parsing of JSON from users. All such JSON is parsed here, so that no text can crash the program and no message of
+/// the parser reaches a user.
 namespace stagecraft::json {
 
-/// Copying and printing a parsed text take a stack frame per level, so levels are limited. Deepest of the known formats
-/// are an exported program's values, 64 levels of two brackets each.
+/// Most levels of nesting; copying and printing parsed JSON take a stack frame per level. The deepest known format,
+/// values of an exported program, has 64 levels of two brackets each.
 inline constexpr int kDeepest = 256;
 
-/// Throws InvalidArgument for a text with more than `kDeepest` levels, or with a 0, where the parser would stop as if
-/// the text ended there. `remedy` ends the message.
+/// Throws InvalidArgument for a text with more than `kDeepest` levels, or with a byte 0, which the parser would take
+/// for the end of the text. The message ends with `remedy`.
 void check_text(std::string_view text, std::string_view remedy);
 
-/// "line 3: this is not JSON: <remedy>", where the parser has stopped at this byte, counted from 1.
+/// "line 3: this is not JSON: <remedy>". `byte` is where the parser stopped, counted from 1.
 std::string not_json(std::string_view text, std::size_t byte, std::string_view remedy);
 
-/// The parser's message without its own number and place: "number overflow parsing '1e999'".
+/// The parser's message without error number and position: "number overflow parsing '1e999'".
 std::string_view reason_in(std::string_view what);
 
-/// The text as `Json` (nlohmann::json, or ordered_json where the order of keys counts). Throws InvalidArgument with the
-/// line or the value at fault, and the remedy.
+/// Parses the text as `Json` (nlohmann::json, or ordered_json to keep the order of keys). Throws InvalidArgument with
+/// the line or the faulty value, and the remedy.
 template <typename Json>
 Json parse(std::string_view text, std::string_view remedy) {
   check_text(text, remedy);

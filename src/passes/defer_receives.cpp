@@ -1,7 +1,7 @@
-// A posted RECV can hold up a communication fabric that other work needs. This pass holds each RECV back until its
-// consumer, or until a SEND to the same peer where that peer has the higher rank (one side of each pair must post
-// first). It looks at one rank at a time, so two messages between the same ranks can end up received in another order
-// than they are sent: on a transport without tags they are mixed up. `place_receives` is the pass without that flaw.
+// A posted RECV can occupy a communication fabric that other work needs. This pass delays each RECV until its consumer,
+// or until a SEND to the same peer if the peer has the higher rank (one side of each pair must post first). It treats
+// each rank by itself, so two messages between the same ranks can be received in another order than they are sent; a
+// transport without tags would then mix them up. `place_receives` does not have this flaw.
 
 #include <deque>
 #include <unordered_map>
@@ -58,7 +58,7 @@ class Deferral {
   void release_all_from(std::size_t peer) {
     const auto receives = by_peer_.find(peer);
     if (receives == by_peer_.end()) return;
-    for (const Action& receive : receives->second) release(receive);  // those released before are skipped
+    for (const Action& receive : receives->second) release(receive);  // skips those released before
     receives->second.clear();
   }
 

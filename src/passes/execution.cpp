@@ -35,7 +35,7 @@ class TaggedReplay {
  private:
   enum Given : std::uint8_t { kForwardGiven = 1, kBackwardGiven = 2 };
 
-  /// Without communication a compute stands for the SEND that would follow it.
+  /// The action itself if it is a SEND; without communication, the SEND that would follow a compute; else idle.
   [[nodiscard]] Action given_by(const Action& part) const {
     if (!communicates_) return message_given(schedule_.placement, part);
     return is_send(part.kind()) ? part : Action::idle();
@@ -50,7 +50,7 @@ class TaggedReplay {
     return !send.is_idle() && (given_(send.stage(), send.microbatch()) & bit(send)) == 0;
   }
 
-  /// Marks what the action gives to another rank, and lets that rank try again.
+  /// Marks the message that the action sends, if any, and wakes the receiving rank.
   void give(const Action& part) {
     const Action send = given_by(part);
     if (send.is_idle()) return;
@@ -78,12 +78,12 @@ class TaggedReplay {
   Dataflow flow_;
 };
 
-/// Ranks as lists of nothing but their messages, each message a number that both its ends share.
+/// Replays only the SENDs and RECVs of each rank. A SEND and its RECV have the same message number.
 class RendezvousReplay {
  public:
   explicit RendezvousReplay(const Schedule& schedule)
       : schedule_(schedule),
-        // Room for a row of nothing but messages and its closing mark; what is not written takes no memory.
+        // Large enough if every slot is a message, plus an end mark per row. Pages never written take no memory.
         ends_(std::make_unique_for_overwrite<End[]>(schedule.slots() + schedule.rows.size())) {
     End* begin = ends_.get();
     for (const Row& row : schedule.rows) {
@@ -99,8 +99,8 @@ class RendezvousReplay {
   std::optional<Refusal> run() {
     std::vector<std::uint32_t> arrived;
     for (std::size_t r = next_.size(); r-- > 0;) arrived.push_back(static_cast<std::uint32_t>(r));
-    // Whichever side of a message arrives second finds the other one waiting; the first side need not be looked at
-    // again.
+    // The side of a message that arrives second finds the other side waiting and advances both, so a rank that waits
+    // need not be polled.
     while (!arrived.empty()) {
       const std::uint32_t r = arrived.back();
       arrived.pop_back();
@@ -126,7 +126,7 @@ class RendezvousReplay {
     std::uint32_t message;
     std::uint32_t peer;  // the rank at the other end
   };
-  static constexpr std::uint32_t kNoMessage = UINT32_MAX;  // behind the last of a rank
+  static constexpr std::uint32_t kNoMessage = UINT32_MAX;  // end mark of a rank's list
 
   static bool is_message(const Action& action) { return is_communication(action.kind()); }
 
@@ -138,7 +138,7 @@ class RendezvousReplay {
     *out = {kNoMessage, 0};
   }
 
-  /// Messages are numbered by direction, lower stage and microbatch: twice the slots of the schedule at most.
+  /// Numbers a message by direction, lower stage and microbatch. Numbers stay below 4 * kMaxSlots.
   [[nodiscard]] End end_of(const Action& action) const {
     static_assert(4 * kMaxSlots < kNoMessage);
     const StageId peer = peer_stage(action);
@@ -169,9 +169,9 @@ class RendezvousReplay {
   }
 
   const Schedule& schedule_;
-  std::unique_ptr<End[]> ends_;   // NOLINT(*-avoid-c-arrays): not filled when made
+  std::unique_ptr<End[]> ends_;   // NOLINT(*-avoid-c-arrays): left uninitialised
   std::vector<End*> begin_;       // per rank
-  std::vector<const End*> next_;  // per rank: what it stands at
+  std::vector<const End*> next_;  // per rank: its next message
 };
 
 }  // namespace
@@ -183,7 +183,7 @@ std::optional<Refusal> check_tagged(const Schedule& schedule, bool communicates)
 std::optional<Refusal> check_rendezvous(const Schedule& schedule) { return RendezvousReplay(schedule).run(); }
 
 std::optional<Refusal> check_pair_order(const Schedule& schedule) {
-  // Per directed pair of ranks, the receives in the order the sends ask for.
+  // Per directed pair of ranks: the RECVs in the order of the SENDs, and how many have been matched.
   std::map<std::pair<RankId, RankId>, std::pair<std::vector<Action>, std::size_t>> expected;
   for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
     for (const Action& action : schedule.rows[r]) {

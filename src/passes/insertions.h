@@ -7,14 +7,14 @@
 
 namespace stagecraft::detail {
 
-/// An action that a pass puts into a row.
+/// An action that a pass inserts into a row.
 struct Insertion {
-  std::size_t before;  ///< Which action of the row as it is; its size means at the end.
+  std::size_t before;  ///< Index in the row before any insertion; the row's size means at the end.
   Action action;
 };
 
-/// `insertions` stand in the order of the row. The gaps are opened from the back: every action moves at most once,
-/// those before the first gap not at all, and the row keeps its memory where it has the room.
+/// Inserts all `insertions`, which must be sorted by `before`, in linear time: works from the back, so that every
+/// action moves at most once. Reallocates the row only when its capacity is too small.
 inline void insert_all(Row& row, const std::vector<Insertion>& insertions) {
   const auto at = [&](std::size_t i) { return row.begin() + static_cast<std::ptrdiff_t>(i); };
   std::size_t end = row.size();

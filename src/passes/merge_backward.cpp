@@ -1,5 +1,5 @@
-// An I and the W right after it cost two walks over the graph where one B costs a single walk: where nothing stands
-// between them, splitting bought nothing.
+// An I and a W take two traversals of the autograd graph, a B takes one. If nothing runs between the two, splitting the
+// backward gains nothing.
 
 #include "rewrite.h"
 

@@ -67,12 +67,12 @@ void run_passes(Schedule& schedule, std::string_view names) {
     chain.push_back(&find_rewrite(trimmed(names.substr(0, comma))));
     if (comma == std::string_view::npos) break;
     names.remove_prefix(comma + 1);
-    if (names.empty()) find_pass("");  // a comma promises another name
+    if (names.empty()) find_pass("");  // a trailing comma: throws for the empty name
   }
   for (const Rewrite* rewrite : chain) {
     if (rewrite == chain.front()) {
       detail::require_input_of(*rewrite, schedule);
-    } else if ((detail::kinds_in(schedule) & rewrite->refuses) != 0) {  // well formed it is
+    } else if ((detail::kinds_in(schedule) & rewrite->refuses) != 0) {  // passes keep it well formed
       detail::throw_for_kind(schedule, rewrite->pass.name, rewrite->refuses, rewrite->remedy);
     }
     rewrite->apply(schedule);

@@ -1,8 +1,8 @@
-// Every action gets the time at which it would end if nobody ever waited for a RECV to be posted. A message is one
-// event, at the time its sender reaches the SEND; its RECV goes into the gap of the receiving rank that holds that
-// time. Posted later, it would keep the sender waiting; posted earlier, it would only occupy the fabric. Since computes
-// and messages then stand on all ranks in the order of one clock (ties between messages broken the same way
-// everywhere), no model of communication can deadlock, and each pair of ranks sends and receives in the same order.
+// A simulation gives each action its end time, as if no rank ever waited for a RECV to be posted. A message is one
+// event, at the time when its sender reaches the SEND; its RECV goes between the computes of the receiving rank around
+// that time. Posted later, the RECV would delay the sender; posted earlier, it would only occupy the fabric. All ranks
+// then have computes and messages in the order of one clock (with the same tie-breaking between messages everywhere),
+// so no model of communication can deadlock, and each pair of ranks sends and receives in the same order.
 
 #include <algorithm>
 #include <tuple>
@@ -20,10 +20,10 @@ namespace {
 using Time = std::int64_t;
 constexpr Time kNever = -1;
 
-/// Every compute takes one unit, as in the step simulator; everything else is started and not waited for.
+/// A compute takes one unit of time, as in the step simulator; everything else takes none.
 Time duration(const Action& action) { return is_compute(action.kind()) ? 1 : 0; }
 
-/// A SEND or RECV at its moment. Both ends of a message have the same moment and the same tie-breaker.
+/// One end of a message, a SEND or a RECV. Both ends have the same time and the same tie-breaker.
 struct Message {
   Time time;
   Action send;
@@ -79,7 +79,7 @@ class Placer {
     return true;
   }
 
-  /// When the message that `part` needs is sent; 0 when it needs none, kNever when it is not sent yet.
+  /// When the message that `part` needs is sent: 0 if it needs none, kNever if it is not sent yet.
   [[nodiscard]] Time arrival_of_input(const Action& part) const {
     const Action send = message_needed(schedule_.placement, part);
     if (send.is_idle()) return 0;
@@ -87,7 +87,7 @@ class Placer {
     return sent(send.stage(), send.microbatch()) - 1;
   }
 
-  /// Returns the receiving rank.
+  /// Records both ends of a message. Returns the receiving rank.
   std::size_t post(const Action& send, std::size_t r) {
     auto& sent = send.kind() == ActionKind::kSendForward ? forward_sent_ : backward_sent_;
     sent(send.stage(), send.microbatch()) = clock_[r] + 1;  // 0 means not sent

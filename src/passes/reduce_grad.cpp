@@ -1,5 +1,5 @@
 // A stage's gradients are complete after its last weight part. Reducing them at once frees their memory and overlaps
-// with what the rank still computes.
+// with the rank's remaining compute.
 
 #include "insertions.h"
 #include "rewrite.h"
@@ -7,7 +7,7 @@
 namespace stagecraft {
 namespace {
 
-/// Where the gradients of a rank's stages are complete, in the order of the row.
+/// The REDUCE_GRADs to insert: one where the gradients of each stage of the rank are complete, in order of the row.
 std::vector<detail::Insertion> completions(const Row& row, const Placement& placement, RankId rank, int microbatches) {
   std::vector<detail::Insertion> found;
   std::vector<int> weight_parts(placement.stages_of(rank).size(), 0);

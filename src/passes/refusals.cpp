@@ -18,7 +18,7 @@ std::string place(RankId rank, int step) {
   return "rank " + std::to_string(rank.value) + ", step " + std::to_string(step);
 }
 
-/// The piece of the table around a slot. For a cycle, all its ranks if they are few and near.
+/// The part of the table around a slot. For a cycle, includes its other ranks if they are near.
 std::string excerpt(const Schedule& schedule, RankId rank, int step, const std::vector<Waiting>& cycle) {
   int first_rank = rank.value - kRanksAround;
   int last_rank = rank.value + kRanksAround;

@@ -5,32 +5,32 @@
 
 #include "stagecraft/passes/verify.h"
 
-/// How the parts of the verifier say no.
+/// Constructors of refusals, for the parts of the verifier.
 namespace stagecraft::detail {
 
-/// At an action that stands in the table. `why` gives rule and remedy.
+/// A refusal at an action of the table. `why` gives rule and remedy.
 Refusal refuse_at(const Schedule& schedule, RankId rank, std::size_t step, const std::string& why);
 
-/// Because an action does not stand anywhere on its rank.
+/// A refusal because an action is missing on its rank.
 Refusal refuse_missing(RankId rank, const Action& missing, const std::string& why);
 
-/// Because a rank does nothing.
+/// A refusal because a rank has no action.
 Refusal refuse_empty_rank(RankId rank);
 
-/// Because ranks wait for each other; `cycle` is not empty.
+/// A refusal because ranks wait for each other; `cycle` must not be empty.
 Refusal refuse_cycle(const Schedule& schedule, std::vector<Waiting> cycle, const std::string& why);
 
-/// What a blocked rank waits for, and on which rank that stands.
+/// The action that a blocked rank waits for, and the rank of that action.
 struct Need {
   RankId rank;
   Action action;
 };
 
-/// The step of the first action on the rank that is, or contains, `action`; -1 if there is none.
+/// The step of the first action in the row that is, or contains, `action`; -1 if there is none.
 int step_of(const Row& row, const Action& action);
 
-/// Follows the chain of waiting from `start` until it closes, and returns the closed part. `position[rank]` is where a
-/// rank stands, `need_of(rank)` what a blocked rank waits for.
+/// Follows the waiting ranks from `start` until a rank repeats, and returns the cycle. `position[rank]` is the slot of
+/// a rank's next action, `need_of(rank)` what a blocked rank waits for.
 template <typename NeedOf>
 std::vector<Waiting> find_cycle(const Schedule& schedule, const std::vector<std::size_t>& position, RankId start,
                                 NeedOf need_of) {

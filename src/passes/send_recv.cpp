@@ -1,11 +1,11 @@
-// Think of sweeps over the ranks in ascending order, one action per rank and sweep. When an action runs whose result a
-// stage on another rank needs, its SEND is written here and its RECV, at that very moment, at the end of the other
-// rank's list. All lists are thus cuts of one global order, in which each message is a single event: no model of
-// communication can deadlock on it.
+// Imagine sweeps over the ranks in ascending order, one action per rank and sweep. When an action runs whose result
+// another rank needs, its SEND is appended to the list of its own rank and, at the same moment, its RECV to the list of
+// the other rank. All lists are thus restrictions of one global order, in which each message is a single event, so no
+// model of communication can deadlock.
 //
-// The sweeps are not walked: an action's sweep follows from the sweep before it on its rank and from those of the
-// actions it needs. With every action's sweep known, a rank's list is a merge of its own actions with the messages of
-// its neighbours, by (sweep, rank).
+// The sweeps are not simulated one by one: the sweep of an action follows from the previous sweep of its rank and from
+// the sweeps of the actions it needs. Once all sweeps are known, a rank's list is its own actions merged with the
+// messages of its neighbours, by (sweep, rank).
 
 #include <algorithm>
 
@@ -19,9 +19,9 @@
 namespace stagecraft {
 namespace {
 
-using Sweep = std::int32_t;  // from 1 on; 0 means not yet
+using Sweep = std::int32_t;  // counts from 1; 0 means not known yet
 
-/// A message on its way: the sweep it is sent in, its microbatch, and which half of an overlap gave it.
+/// A sent message: the sweep of its SEND, its microbatch, and which half of an overlap produced it.
 class Message {
  public:
   Message() = default;
@@ -29,7 +29,7 @@ class Message {
       : bits_(static_cast<std::uint64_t>(sweep) << 32 | static_cast<std::uint32_t>(microbatch.value) << 1 | half) {}
 
   [[nodiscard]] MicrobatchId microbatch() const { return MicrobatchId((bits_ & UINT32_MAX) >> 1); }
-  /// Its place in the global order, as one number: sweep, then rank, then half of an overlap.
+  /// The position in the global order as one number: sweep, then rank, then half of an overlap.
   [[nodiscard]] std::uint64_t moment(std::size_t sender) const {
     return (bits_ & ~std::uint64_t{UINT32_MAX}) | sender << 1 | (bits_ & 1);
   }
@@ -38,18 +38,18 @@ class Message {
   std::uint64_t bits_;
 };
 
-/// What the F, or the B or I, of one stage needs and gives, for all microbatches.
+/// Inputs and outputs of the F, or of the B or I, of one stage, for all microbatches.
 struct Port {
-  const Sweep* needed = nullptr;  // by microbatch: when what it needs is there; null if it needs nothing
-  Sweep delay = 0;                // 1 if what it needs comes from a rank that has its turn later in a sweep
-  Sweep* given = nullptr;         // by microbatch: when it runs
-  Action receive;                 // kind and stage of the RECVs of what it gives; idle if it stays on its rank
-  std::size_t target = 0;         // the rank of those RECVs
-  Message* sent = nullptr;        // what it gives, in that order
+  const Sweep* needed = nullptr;  // by microbatch: sweep of its input; null if it has no input
+  Sweep delay = 0;                // 1 if its input comes from a rank that is not earlier in a sweep
+  Sweep* given = nullptr;         // by microbatch: sweep in which it runs
+  Action receive;                 // kind and stage of the RECVs of its result; idle if no other rank needs it
+  std::size_t target = 0;         // rank of these RECVs
+  Message* sent = nullptr;        // messages of its results, in order of sending
   std::size_t sent_count = 0;
 };
 
-/// The messages of one port on their way into the list of the rank that receives them.
+/// The messages of one port, being merged into the list of the receiving rank.
 struct Arrivals {
   const Message* next;
   const Message* end;
@@ -147,7 +147,7 @@ class Lowering {
     return true;
   }
 
-  /// Moves `sweep` to where what the part needs is there; false if that is not known yet.
+  /// Raises `sweep` to the first one in which the part's input is available; false if that is not known yet.
   static bool wait_for_input(const Port& port, const Action& part, Sweep& sweep) {
     if (port.needed == nullptr) return true;
     const Sweep there = port.needed[part.microbatch().index()];
@@ -185,7 +185,7 @@ class Lowering {
     detail::StreamMerge order;
     for (std::size_t i = 0; i < streams.size(); ++i) order.add(streams[i].next_moment(), i);
 
-    Row merged(size);  // the exact size, so that a large schedule is never held twice while a list grows
+    Row merged(size);  // an upper bound of the size, so that a large row is never reallocated
     Action* out = merged.data();
     const auto receive_before = [&](std::uint64_t moment) {
       while (order.next_key() < moment) {
@@ -202,7 +202,7 @@ class Lowering {
     };
     Sweep sweep = 0;
     for (const Action& action : schedule_.rows[rank]) {
-      ++sweep;  // unless it had to wait
+      ++sweep;  // later if the action had to wait
       for_each_part(action, [&](const Action& part) {
         if (has_port(part.kind())) {
           sweep = port_of(part.kind(), part.stage()).given[part.microbatch().index()];
@@ -216,7 +216,7 @@ class Lowering {
       });
     }
     receive_before(detail::StreamMerge::kDone);
-    merged.resize(static_cast<std::size_t>(out - merged.data()));  // idle slots vanish
+    merged.resize(static_cast<std::size_t>(out - merged.data()));  // idle slots are gone
     schedule_.rows[rank] = std::move(merged);
   }
 

@@ -6,8 +6,8 @@
 
 namespace stagecraft::detail {
 
-/// Merges sorted streams of keys: always knows the stream with the smallest next key. A heap whose top is replaced in
-/// place, which for the two to four streams of a usual rank is a comparison or two.
+/// K-way merge of sorted streams of keys: gives the stream with the smallest next key. A binary heap whose top is
+/// replaced in place, which takes one or two comparisons for the two to four streams of a typical rank.
 class StreamMerge {
  public:
   /// Larger than every key: a stream at its end.
@@ -23,7 +23,7 @@ class StreamMerge {
   [[nodiscard]] std::uint64_t next_key() const { return heap_.empty() ? kDone : heap_.front().first; }
   [[nodiscard]] std::size_t next_stream() const { return heap_.front().second; }
 
-  /// The stream just taken from continues with this key.
+  /// Sets the next key of the stream that `next_stream` gave.
   void advance(std::uint64_t key) {
     const std::pair moving(key, heap_.front().second);
     std::size_t i = 0;

@@ -13,20 +13,20 @@ namespace {
 
 using Bits = KindSet;
 
-/// One bit per kind that a (stage, microbatch) can have once.
+/// One bit per kind of action; each occurs at most once per (stage, microbatch).
 constexpr Bits bit(ActionKind kind) { return kind_bit(kind); }
 constexpr Bits kForward = bit(ActionKind::kForward);
 constexpr Bits kInput = bit(ActionKind::kBackwardInput);
 constexpr Bits kWeight = bit(ActionKind::kBackwardWeight);
-/// Left by B and by I alike. (An overlap leaves the bits of its halves, so its own bit is free.)
+/// Set by both B and I. Reuses the bit of overlaps, which set the bits of their halves instead.
 constexpr Bits kGradient = bit(ActionKind::kOverlap);
 
-/// What must and must not have happened to a stage's microbatch before an action of a kind, and what the action leaves.
+/// Bits that must and must not be set for a stage's microbatch before an action of a kind, and bits the action sets.
 struct Rule {
   Bits needed = 0;
   Bits forbidden = 0;
   Bits leaves = 0;
-  const char* missing = nullptr;  // said when what is needed is not there
+  const char* missing = nullptr;  // error text when a needed bit is not set
 };
 
 constexpr std::array<Rule, kActionKinds> make_rules() {
@@ -50,7 +50,7 @@ constexpr std::array<Rule, kActionKinds> make_rules() {
 }
 constexpr std::array<Rule, kActionKinds> kRules = make_rules();
 
-/// Stands for the reason that `misfit` finds out.
+/// A marker: `misfit` gives the actual reason.
 constexpr const char* kDoesNotFit = "it does not fit";
 
 enum class Sharding : std::uint8_t { kNone, kUnsharded, kSharded };
@@ -59,11 +59,11 @@ constexpr Bits kComputeKinds = kForward | kInput | kWeight | bit(ActionKind::kBa
 
 struct StageState {
   RankId rank;
-  Bits misfits = 0;       // kinds that a stage at this place does not have
+  Bits misfits = 0;       // kinds that the stage cannot have, given where its neighbours are
   Bits taken_nearby = 0;  // kinds whose input comes from a stage on the same rank
   Bits not_while_sharded = 0;
   Sharding sharding = Sharding::kNone;
-  std::array<Bits, kActionKinds> needed{};         // what a kind needs of its own microbatch, its message included
+  std::array<Bits, kActionKinds> needed{};         // by kind: bits needed of its microbatch, including its RECV
   std::array<std::int32_t, kActionKinds> count{};  // done so far, by kind
 
   [[nodiscard]] int done(ActionKind kind) const { return count[static_cast<std::size_t>(kind)]; }
@@ -88,11 +88,11 @@ class Structure {
   }
 
   std::optional<Refusal> run() {
-    // A rank's actions touch its own stages alone.
+    // The actions of a rank change only the state of its own stages, so rows can be checked in parallel.
     std::vector<std::optional<Refusal>> refusals(schedule_.rows.size());
     in_parts(schedule_.rows.size(), schedule_.slots(), [&](std::size_t begin, std::size_t end) {
       for (std::size_t r = begin; r < end && !refusals[begin]; ++r) {
-        refusals[begin] = take_row(RankId(r));  // the first of the part
+        refusals[begin] = take_row(RankId(r));  // the first refusal of this part
       }
     });
     for (auto& refusal : refusals) {
@@ -102,7 +102,7 @@ class Structure {
   }
 
  private:
-  /// What a stage's neighbours, and where they live, mean for its actions.
+  /// Sets what a stage's neighbours and their ranks require of its actions.
   void prepare(StageId s) {
     StageState& stage = stages_[s.index()];
     stage.rank = placement_.rank_of(s);
@@ -150,7 +150,7 @@ class Structure {
     return why != nullptr ? why : take(overlap.second(), rank);
   }
 
-  /// A forward that stands nowhere is the root of whatever else goes wrong for want of it.
+  /// Reports a missing forward instead, if there is one: it may be the cause of this fault.
   [[nodiscard]] Refusal refuse_for(const char* why, RankId rank, std::size_t step) const {
     if (auto missing = check_forwards(schedule_)) return *missing;
     return refuse_at(schedule_, rank, step, why);
@@ -161,8 +161,8 @@ class Structure {
     return refuse_at(schedule_, rank, step, misfit(schedule_, part, rank));
   }
 
-  /// Null when the action may stand here; then it counts as done. Every action of every schedule comes through here:
-  /// one look-up per question, and the answer in words only when it is no.
+  /// Returns null and counts the action as done if it is valid here, else the reason. This is the hot path of the
+  /// verifier: it only tests bits, and `why_not` finds the text.
   const char* take(const Action& a, RankId rank) {
     const auto kind = static_cast<std::size_t>(a.kind());
     const std::size_t s = a.stage().index();
@@ -181,7 +181,7 @@ class Structure {
     return nullptr;
   }
 
-  /// The first rule that an action breaks.
+  /// The text of the first rule that the action breaks.
   [[nodiscard]] const char* why_not(const Action& a, const StageState& stage, Bits past) const {
     const ActionKind kind = a.kind();
     const Rule& rule = kRules[static_cast<std::size_t>(kind)];
@@ -195,7 +195,7 @@ class Structure {
     return kind == ActionKind::kForward ? missing_forward_input(a) : missing_gradient(a);
   }
 
-  /// Whether the stage on the same rank that the action takes its input from has given it.
+  /// Whether the input from a neighbour stage on the same rank has been computed.
   [[nodiscard]] bool neighbour_is_done(const Action& a) const {
     const bool forward = a.kind() == ActionKind::kForward;
     const StageId neighbour = forward ? a.stage() - 1 : a.stage() + 1;
@@ -262,7 +262,7 @@ class Structure {
   std::optional<Refusal> check_stage(StageId s, const StageState& stage, RankId rank, bool trains) const {
     const bool sends_forward = communicates_ && (stage.misfits & bit(ActionKind::kSendForward)) == 0;
     const bool sends_backward = communicates_ && trains && (stage.misfits & bit(ActionKind::kSendBackward)) == 0;
-    // No action can be done twice, so all are done where there are enough of them.
+    // No action is counted twice, so the counts alone tell whether all are done.
     const int all = schedule_.microbatches;
     const auto enough = [&](bool wanted, int done) { return !wanted || done == all; };
     if (stage.done(ActionKind::kForward) == all && enough(trains, stage.weight_parts()) &&

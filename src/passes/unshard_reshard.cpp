@@ -1,5 +1,5 @@
-// Sharded stages are gathered before they compute and dropped when others need the room. Looking ahead to the next few
-// distinct stages makes each UNSHARD a prefetch.
+// Sharded stages are gathered before they compute and dropped when other stages need the memory. Looking ahead to the
+// next few distinct stages makes each UNSHARD a prefetch.
 
 #include <algorithm>
 
@@ -10,8 +10,8 @@
 namespace stagecraft {
 namespace {
 
-/// For each action of a row, the first `count` distinct stages that compute from it on, itself included. An overlap
-/// brings both its stages before the count is looked at, so it can bring one more.
+/// For each action of a row: the first `count` distinct stages that compute from this action on. There can be one more,
+/// since the two stages of an overlap are not separated.
 class LookAhead {
  public:
   LookAhead(const Row& row, int count) : count_(static_cast<std::size_t>(count)), need_(row.size()) {
@@ -25,21 +25,21 @@ class LookAhead {
   [[nodiscard]] std::span<const StageId> operator[](std::size_t i) const {
     return std::span(stages_).subspan(need_[i].begin, need_[i].size);
   }
-  /// Whether action i needs just what the one before it needs.
+  /// Whether action i needs the same stages as the previous action.
   [[nodiscard]] bool same_as_before(std::size_t i) const { return i > 0 && need_[i].begin == need_[i - 1].begin; }
 
  private:
   struct Seen {
     StageId stage;
-    std::size_t by;  // the action that brought it
+    std::size_t by;  // the next action that uses the stage
   };
   struct Need {
     std::size_t begin = 0;  // in stages_
     std::size_t size = 0;
   };
 
-  /// Walking from the back, the stages seen from an action on are its own, then those seen from the next action on
-  /// without its own. Keeping the first count + 1 of them is enough, since only the first count + 1 can be needed.
+  /// Moves a stage to the front of `seen_`, which lists the stages by their next use as the row is walked backwards.
+  /// Only the first count + 1 are kept, since no more can be needed.
   void bring(StageId stage, std::size_t by) {
     std::size_t at = 0;
     while (at < seen_.size() && seen_[at].stage != stage) ++at;
@@ -82,7 +82,7 @@ bool contains(std::span<const StageId> stages, StageId stage) {
 
 Row with_sharding(const Row& row, int max_active) {
   const LookAhead need(row, max_active);
-  std::vector<StageId> active;  // ascending: several RESHARDs at once come in this order
+  std::vector<StageId> active;  // ascending, the order of several RESHARDs in one place
   Row sharded;
   sharded.reserve(row.size() + 8);
   const auto reshard = [&](StageId stage) { sharded.push_back(Action::of_stage(ActionKind::kReshard, stage)); };
@@ -106,8 +106,8 @@ Row with_sharding(const Row& row, int max_active) {
   return sharded;
 }
 
-/// Where all stages of a rank fit at once, each is gathered at the beginning and dropped before the first action after
-/// its last use: what the look-ahead would find, without looking.
+/// The case in which all stages of a rank fit at once: each is gathered at the start and dropped right after its last
+/// use. Gives the same result as the look-ahead, faster.
 void shard_with_room_for_all(Row& row, const Placement& placement, RankId rank) {
   std::vector<StageId> in_use;  // in the order of first use
   std::vector<std::size_t> last_use(placement.stages_of(rank).size(), 0);
@@ -121,7 +121,7 @@ void shard_with_room_for_all(Row& row, const Placement& placement, RankId rank) 
   std::vector<detail::Insertion> insertions;
   for (const StageId stage : in_use) insertions.push_back({0, Action::of_stage(ActionKind::kUnshard, stage)});
   const auto gathered = static_cast<std::ptrdiff_t>(insertions.size());
-  for (const StageId stage : placement.stages_of(rank)) {  // ascending, and so they stay where they end together
+  for (const StageId stage : placement.stages_of(rank)) {  // ascending, also when several end at the same action
     const std::size_t end = last_use[static_cast<std::size_t>(placement.local_index(stage))];
     if (end > 0) insertions.push_back({end, Action::of_stage(ActionKind::kReshard, stage)});
   }

@@ -32,7 +32,7 @@ Verdict verify(const Schedule& schedule) {
     verdict.fault = detail::check_tagged(schedule, communicates);
     return verdict;
   }
-  // The strictest model first: a schedule that passes it passes the others, and most do.
+  // The strictest model first: a schedule that passes it passes the others, and most schedules do.
   auto& rendezvous = verdict.by_model[static_cast<std::size_t>(CommModel::kRendezvous)];
   rendezvous = detail::check_rendezvous(schedule);
   if (!rendezvous) return verdict;

@@ -11,7 +11,7 @@
 namespace stagecraft::detail {
 namespace {
 
-/// Forwards per stage; actions that do not fit are left out.
+/// Forwards per stage; stages outside the placement are left out.
 std::vector<std::uint32_t> count_forwards(const Schedule& schedule) {
   std::vector<std::uint32_t> forwards(static_cast<std::size_t>(schedule.stages()), 0);
   for (const Row& row : schedule.rows) {
@@ -26,7 +26,7 @@ std::vector<std::uint32_t> count_forwards(const Schedule& schedule) {
   return forwards;
 }
 
-/// The smallest microbatch that the stage, which has `count` forwards, does not run.
+/// The smallest microbatch without a forward on the stage, which has `count` forwards.
 int first_missing_forward(const Schedule& schedule, StageId stage, std::size_t count) {
   std::vector<bool> present(count + 1, false);
   for (const Action& action : schedule.rows[schedule.placement.rank_of(stage).index()]) {
@@ -98,7 +98,8 @@ namespace {
   throw_for_pass(pass, refuse_at(schedule, rank, step, std::string(why)));
 }
 
-/// Counts a row's forwards by stage and returns its kinds. Throws at an action that does not fit, or for want of any.
+/// Counts a row's forwards by stage and returns its kinds. Throws ScheduleError at an action that does not fit, or when
+/// the row has no action.
 KindSet take_census(const Schedule& schedule, std::string_view pass, RankId rank, std::uint32_t* forwards) {
   const Fit fits(schedule);
   KindSet kinds = 0;

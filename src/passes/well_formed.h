@@ -7,11 +7,11 @@
 
 #include "stagecraft/passes/verify.h"
 
-/// What every pass and proof relies on before it indexes anything.
+/// Checks that every pass and the verifier need before they index tables by stage or microbatch.
 namespace stagecraft::detail {
 
-/// Whether plain actions name what exists, where it is: their stage, on this rank; their microbatch; for a message, a
-/// neighbour stage on another rank. Every action of every pass goes through this, so it keeps what it needs at hand.
+/// Checks whether a plain action fits the schedule: its stage exists and is on this rank, its microbatch exists, and
+/// for a message the peer stage is on another rank. On the hot path of every pass.
 class Fit {
  public:
   explicit Fit(const Schedule& schedule)
@@ -25,7 +25,7 @@ class Fit {
     if (!has_microbatch(kind)) return true;
     if (static_cast<std::uint32_t>(action.microbatch().value) >= microbatches_) return false;
     if (!is_communication(kind)) return true;
-    const std::size_t peer = peer_stage(action).index();  // stage -1 becomes huge
+    const std::size_t peer = peer_stage(action).index();  // stage -1 wraps to a huge index
     return peer < ranks_.size() && ranks_[peer] != rank;
   }
 
@@ -37,11 +37,11 @@ class Fit {
 /// Why a plain action does not fit.
 std::string misfit(const Schedule& schedule, const Action& action, RankId rank);
 
-/// Row count and placement agree, and a table over stages times microbatches is no larger than the schedule itself:
-/// where it would be, forwards are missing, and the refusal names the first.
+/// Checks that the row count matches the placement and that a table of stages times microbatches is not larger than the
+/// schedule itself. If it is, forwards are missing, and the refusal names the first.
 std::optional<Refusal> check_extent(const Schedule& schedule);
 
-/// Null, or the first forward that is missing.
+/// A refusal that names the first missing forward, or null.
 std::optional<Refusal> check_forwards(const Schedule& schedule);
 
 /// A set of kinds of action.
@@ -57,14 +57,14 @@ constexpr KindSet kinds_where(Holds holds) {
   return set;
 }
 
-/// The kinds that stand in the rows, idle included; of an overlap, the overlap alone.
+/// The kinds of action in the rows, including idle. An overlap counts as kOverlap, not as its halves.
 KindSet kinds_in(const Schedule& schedule);
 
-/// For a pass: throws ScheduleError unless the extent is sound, every action fits, and every rank and stage has its
-/// actions. Returns the kinds that stand in the rows.
+/// For a pass: throws ScheduleError unless check_extent passes, every action fits, every rank has an action and every
+/// stage all its forwards. Returns the kinds of action in the rows, including those of the halves of overlaps.
 KindSet require_well_formed(const Schedule& schedule, std::string_view pass);
 
-/// Throws at the first action of a refused kind.
+/// Throws ScheduleError at the first action of a refused kind.
 [[noreturn]] void throw_for_kind(const Schedule& schedule, std::string_view pass, KindSet refused,
                                  std::string_view remedy);
 

@@ -10,9 +10,9 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr int kPatience = 250;  // fruitless changes of a block before a new one is drawn
+constexpr int kPatience = 250;  // changes without improvement before a restart
 constexpr int kDraws = 30;
-constexpr double kBlockHeat = 0.02;  // in units of a microbatch's work
+constexpr double kBlockHeat = 0.02;  // temperature, in units of a microbatch's work
 constexpr double kNone = std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -44,7 +44,7 @@ void BlockSearch::run(Dispatcher& dispatcher, double parts, double lower_bound,
   }
 }
 
-/// A new start. Most blocks lead nowhere, so it is the best of several.
+/// A restart: the best of kDraws random blocks, since most random blocks are poor.
 double BlockSearch::draw(Dispatcher& dispatcher, Block& block, const std::function<bool()>& cancelled) {
   double value = kNone;
   for (int i = 0; i < kDraws && !cancelled(); ++i) {

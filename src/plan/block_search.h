@@ -5,13 +5,13 @@
 
 namespace stagecraft::detail {
 
-/// Hill climbing over building blocks, with restarts.
+/// Local search over building blocks at a constant temperature (Metropolis rule), with restarts.
 class BlockSearch {
  public:
-  /// Looks for a block for that many more microbatches than the problem has.
+  /// Searches for a block that is good for `more` microbatches in addition to those of the problem.
   BlockSearch(const Problem& problem, int more, std::uint64_t seed);
 
-  /// Dispatches about that many parts, fewer once it has reached the lower bound.
+  /// Ends after dispatching about `parts` parts, at the lower bound, or when `cancelled`.
   void run(Dispatcher& dispatcher, double parts, double lower_bound, const std::function<bool()>& cancelled);
 
   [[nodiscard]] const Candidate& best() const { return best_; }

@@ -8,9 +8,9 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr double kPairShare = 0.3;  // of steps that change the order of a critical pair
+constexpr double kPairShare = 0.3;  // share of steps that swap a critical pair
 constexpr double kRebaseShare = 0.25;
-constexpr double kHopeless = 12;  // so many heats above the present value the odds are nil
+constexpr double kHopeless = 12;  // in heats above the present value: acceptance is improbable beyond this
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void Climber::note(const Outcome& outcome) {
   best_outcome_ = outcome;
 }
 
-/// Due times that say what happened, so that small shifts of them mean something again.
+/// Replaces due times by the actual start times, so that small shifts have an effect again.
 void Climber::rebase(Dispatcher& dispatcher) {
   Policy exact = current_;
   exact.due = dispatcher.starts();

@@ -5,20 +5,20 @@
 
 namespace stagecraft::detail {
 
-/// What a search compares: the span, and a little of the mean span as a way across plateaus.
+/// The objective: the span, plus a small share of the mean span to guide the search across plateaus.
 constexpr double kMeanWeight = 0.02;
 inline double compared(const Outcome& outcome) { return outcome.span + kMeanWeight * outcome.mean_span; }
 
-/// No larger span can be worth that little.
+/// The largest span that an outcome with objective `value` can have.
 inline double largest_span(const Problem& problem, double value) { return value - kMeanWeight * problem.mean_work; }
 
-/// Hill climbing over due times from one start. Climbers know nothing of each other, so any thread may run any of them.
+/// Simulated annealing over due times, from one start. Climbers are independent, so any thread may run any of them.
 class Climber {
  public:
   Climber(const Problem& problem, Policy start, const Outcome& outcome, std::uint64_t seed);
 
-  /// Dispatches about that many parts, from the best so far on. `heat` is how much worse a step may be at first, at
-  /// odds of 1 to e. `is_over` is asked between trials.
+  /// Continues from the best so far and dispatches about `parts` parts. `heat` is the initial temperature: a step that
+  /// is worse by `heat` is accepted with probability 1/e. `is_over` is called between trials.
   template <typename IsOver>
   void climb(Dispatcher& dispatcher, double parts, double heat, const IsOver& is_over);
 
@@ -38,7 +38,7 @@ class Climber {
   Outcome best_outcome_;
   Policy current_;
   double current_value_ = 0;
-  std::vector<std::pair<Step, Step>> pairs_;  // critical in `current_`
+  std::vector<std::pair<Step, Step>> pairs_;  // critical pairs of `current_`
   std::int64_t trials_ = 0;
 };
 

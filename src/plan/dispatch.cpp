@@ -76,7 +76,8 @@ Outcome Dispatcher::run(const Policy& policy, double cutoff) {
   return outcome;
 }
 
-/// Every rank waits for what is most urgent, and none of it will come: lets the first rank that can do anything do it.
+/// Breaks a deadlock in which every rank waits for its most urgent part: lets the first rank that has any ready part
+/// start it. Returns false when no rank has one.
 bool Dispatcher::unlock(double now, const Policy& policy) {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const int left = ranks_[r].left;
@@ -86,15 +87,16 @@ bool Dispatcher::unlock(double now, const Policy& policy) {
   return false;
 }
 
-/// Starts one part on a rank that is free and returns when it will be free again, or when to look again.
+/// Starts at most one part on a free rank. Returns when the rank is free again or, if nothing was started, when the
+/// next part becomes ready.
 double Dispatcher::decide(int r, double now, double slack, const Policy& policy) {
   Rank& rank = ranks_[static_cast<std::size_t>(r)];
   if (rank.left == 0) return kNever;
 
   double urgent = kNever;   // due time of the most urgent F or I, ready or not
-  double blocked = kNever;  // of the most urgent F that is there but has no room
-  double best = kNever;     // of the most urgent F or I that can start now
-  double soonest = kNever;  // arrival of what will be ready next
+  double blocked = kNever;  // due time of the most urgent F that has arrived but lacks memory
+  double best = kNever;     // due time of the most urgent F or I that can start now
+  double soonest = kNever;  // arrival of the next F or I to become ready
   double owed = kNever;     // due time of the most urgent W that can start now
   bool forwards_left = false;
   int best_stage = -1;
@@ -250,7 +252,7 @@ void Dispatcher::critical_pairs(std::vector<std::pair<Step, Step>>& pairs) const
     } else if (step.part == Part::kInput && step.stage + 1 < problem_.stages) {
       ++step.stage;
     } else if (before != nullptr) {
-      step = *before;  // it waited although it need not have
+      step = *before;  // a wait by choice, not for a message
     } else {
       return;
     }

@@ -8,45 +8,45 @@
 namespace stagecraft::detail {
 
 struct Outcome {
-  double span = std::numeric_limits<double>::infinity();  ///< Largest of any rank; infinite when it got stuck.
+  double span = std::numeric_limits<double>::infinity();  ///< Largest of any rank; infinite without a schedule.
   double mean_span = std::numeric_limits<double>::infinity();
 };
 
-/// A list scheduler on a common clock. A rank that is free takes what is ready and due first, within the policy's
-/// slack; a weight part where it would otherwise wait, where one is due, or where a forward has no room. Memory never
-/// exceeds the limit, microbatches of a stage go in order. Keeps its buffers from run to run.
+/// A list scheduler on a common clock. A free rank starts the ready F or I that is due first, within the policy's
+/// slack. It starts a W where it would otherwise wait, where a W is due, or where a forward lacks memory. Memory never
+/// exceeds the limit, and the microbatches of a stage run in order. Reuses its buffers between runs.
 class Dispatcher {
  public:
   explicit Dispatcher(const Problem& problem);
 
-  /// Gives up, as if stuck, as soon as the span of a rank must exceed `cutoff`.
+  /// Returns an infinite span as soon as the span of a rank must exceed `cutoff`, or when no rank can go on.
   Outcome run(const Policy& policy, double cutoff = std::numeric_limits<double>::infinity());
 
-  /// In all runs so far.
+  /// Parts dispatched in all runs so far.
   [[nodiscard]] double parts_done() const { return parts_done_; }
 
-  /// What the ranks did in the last run.
+  /// The rows of the last run.
   [[nodiscard]] std::vector<StepRow> rows() const;
 
-  /// Neighbours on a rank, the second starting where the first ends, along the chain of waits that ends with the last
-  /// part of the rank with the largest span: only another order of such a pair can shorten it. Of the last run.
+  /// The critical path of the last run, to the last part of the rank with the largest span: fills in the pairs of
+  /// adjacent parts of a rank where the second starts when the first ends. Only reordering such a pair can shorten it.
   void critical_pairs(std::vector<std::pair<Step, Step>>& pairs) const;
 
-  /// When each part started in the last run, by stage and microbatch: due times that lead to the same schedule.
+  /// Start times of the last run, per Part, by stage and microbatch. Used as due times, they give the same schedule.
   [[nodiscard]] const std::array<std::vector<double>, 3>& starts() const { return starts_; }
 
  private:
   struct Rank {
     double free = 0;
-    double end = 0;  // of its last part; `free` is later where a message holds up its sender
+    double end = 0;  // end of its last part; `free` is later when a message holds up its sender
     double first_start = -1;
-    double allowance = 0;  // idle time it may still have
+    double allowance = 0;  // idle time left before the span exceeds the cutoff
     double memory = 0;
-    double passing = 0;  // part of it held by microbatches that have yet to come back for another stage of the rank
+    double passing = 0;  // share of `memory` held by microbatches with later stages on this rank
     int left = 0;        // parts not done yet
-    StepRow row;         // what it did
+    StepRow row;         // its parts, in order
   };
-  /// What a decision looks at: the next F, I and W of a stage. Never due while there is none.
+  /// The next F, I and W of a stage, with due and arrival times; infinite while there is none.
   struct Next {
     double forward_due;
     double forward_at;
@@ -80,7 +80,7 @@ class Dispatcher {
   std::vector<Next> next_;  // per stage
   Links links_;
   std::array<std::vector<double>, 3> starts_;
-  std::array<std::vector<int>, 3> slots_;  // where in its rank's row each part stands
+  std::array<std::vector<int>, 3> slots_;  // index of each part in its rank's row
   std::vector<double> forward_at_;         // arrival per (stage, microbatch)
   std::vector<double> input_at_;
 };

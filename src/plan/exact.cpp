@@ -1,8 +1,8 @@
-// The mixed-integer program: a start time per part, an order (0 or 1) per pair of parts of one rank that nothing else
-// orders, and the span, which is to be small.
+// The mixed-integer program. Variables: a start time per part, an order (0 or 1) per pair of parts of one rank that
+// dependencies leave open, and the span, which is minimised.
 //
-// Microbatches of a stage go in order, which loses nothing: the k-th F of a stage needs k results of the stage before,
-// so labels can be given in the order of time.
+// Microbatches of a stage run in order. This loses no optimum: the k-th F of a stage needs k results of the previous
+// stage, so microbatches can be numbered in order of time.
 
 #include "stagecraft/plan/exact.h"
 
@@ -23,7 +23,7 @@ namespace {
 using detail::Part;
 using detail::Problem;
 
-constexpr double kSolverTolerance = 1e-5;  // relative, of a span: the solver's own, summed over a chain of parts
+constexpr double kSolverTolerance = 1e-5;  // relative error of a span: the solver's tolerance over a chain of parts
 
 class Program {
  public:
@@ -54,13 +54,13 @@ class Program {
     return text_ + "End\n";
   }
 
-  /// The span that the solver has found.
+  /// The span of a solution.
   [[nodiscard]] double span_of(const std::vector<double>& values) const { return values[span()]; }
 
-  /// The rows in the order of the solution's times.
+  /// The schedule of a solution, with rows in order of time.
   [[nodiscard]] Schedule schedule(const std::vector<double>& values) const {
     constexpr std::array kKinds = {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight};
-    // Starts coincide where a part takes no time; middles tell it from the part that begins there.
+    // A part of zero duration starts together with the next part; their middles differ.
     std::vector<double> middles(parts_);
     for (std::size_t i = 0; i < parts_; ++i) middles[i] = values[i] + cost(i) / 2;
     Schedule schedule{"exact", problem_.placement, problem_.microbatches, {}};
@@ -81,7 +81,7 @@ class Program {
   [[nodiscard]] double cost(std::size_t i) const { return problem_.cost(part(i), stage(i)); }
   [[nodiscard]] std::size_t span() const { return parts_ + pairs_.size(); }
 
-  /// What a message takes from a part to one that needs its result.
+  /// Message time from a part to one that needs its result; 0 within a stage.
   [[nodiscard]] double hop(std::size_t from, std::size_t to) const {
     if (part(from) != part(to) || stage(from) == stage(to)) return 0;
     return part(from) == Part::kForward ? problem_.hop_up[stage(from)] : problem_.hop_down[stage(from)];
@@ -93,12 +93,12 @@ class Program {
     });
   }
 
-  /// Earliest starts follow from the data flow; latest ones from the known span, which the rank of stage 0 (whose first
-  /// F is at 0) must not exceed, and the others not after their own first F. Close bounds are what makes the solver
-  /// fast.
+  /// Bounds on start times. Earliest: from data dependencies. Latest: from the known span; the rank of stage 0 starts
+  /// at 0 and must end within it, every other rank must end within it after its own first F. Tight bounds make the
+  /// solver fast.
   void find_bounds() {
     earliest_.assign(parts_, 0);
-    std::vector<double> tail(parts_, -1);  // from a start to the end of the last part of stage 0's rank it leads to
+    std::vector<double> tail(parts_, -1);  // longest path from a start to an end on stage 0's rank; -1 for none
     for (std::size_t i = 0; i < parts_; ++i) {
       if (rank(i) == problem_.rank_of[0]) tail[i] = cost(i);
     }
@@ -121,7 +121,7 @@ class Program {
     }
   }
 
-  /// x = 1 means that the first of the pair comes first.
+  /// Disjunctive constraints (big-M). x = 1: the first part of the pair runs before the second.
   void write_orders() {
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
       const auto [a, b] = pairs_[i];
@@ -132,7 +132,7 @@ class Program {
     }
   }
 
-  /// What a rank holds after each F, given which of its parts come before.
+  /// Memory of a rank after each F, from the parts that run before the F.
   void write_memory() {
     if (!std::isfinite(problem_.limit)) return;
     std::vector<std::string> terms(parts_);
@@ -205,8 +205,8 @@ ExactResult solve_exactly(const Costs& costs, const Placement& placement, int mi
   ExactResult result;
   result.schedule = program.schedule(solution.values);
   result.simulation = simulate(result.schedule, costs);
-  // The program knows nothing of messages that share a link or hold up their sender: where these make the schedule
-  // longer, another one may be better.
+  // The program does not model messages that share a link or hold up their sender. If they make the simulated span
+  // longer, another schedule may be better.
   result.proven =
       solution.proven && result.simulation.span <= program.span_of(solution.values) * (1 + kSolverTolerance);
   return result;

@@ -6,7 +6,7 @@
 
 namespace stagecraft::detail {
 
-/// When messages arrive: those of one directed link share its bandwidth, in the order in which they are sent.
+/// Computes arrival times of messages. A directed link transfers one message at a time, in the order of sending.
 class Links {
  public:
   explicit Links(const Problem& problem) : problem_(problem), free_(problem.links) {}
@@ -17,13 +17,13 @@ class Links {
   double up(std::size_t s, double time) {
     return travel(problem_.link_up[s], problem_.transfer_up[s], time) + problem_.hop_up[s];
   }
-  /// ... and to the one before.
+  /// Arrival time of a message that stage `s` sends to the previous stage at `time`.
   double down(std::size_t s, double time) {
     return travel(problem_.link_down[s], problem_.transfer_down[s], time) + problem_.hop_down[s];
   }
 
  private:
-  /// By how much the link delays the message beyond its hop.
+  /// When the link begins to transfer the message; occupies the link until the transfer ends.
   double travel(int link, double transfer, double time) {
     if (transfer == 0) return time;
     double& free = free_[static_cast<std::size_t>(link)];

@@ -1,11 +1,12 @@
-// Why a rank must idle, or end late:
+// Reasons why a rank must idle or end late:
 //
-// - Before its first I a rank can only do forwards, and only as many as memory holds; the first microbatch takes a
-//   certain time to come back.
-// - Between its last F and the I of the last microbatch it can only do what it holds: input and weight parts.
-// - An activation is held for as long as its microbatch is away; all of them together fit into limit times span.
-// - Weight parts left for after a rank's last I are limited by memory. The first rank ends only after the last I has
-//   come all the way from the last one, which itself started late.
+// - Before its first I, a rank can only run forwards, and only as many as memory holds, until the first microbatch
+//   returns from the later stages.
+// - Between its last F and the I of the last microbatch, a rank can only run input and weight parts that it holds.
+// - An activation is held until its microbatch returns; memory times duration of all activations is at most the
+//   memory limit times the span.
+// - Memory limits the weight parts that can be left for after a rank's last I. The first rank ends only after the last
+//   I has returned from the last rank, which itself started late.
 
 #include "lower_bound.h"
 
@@ -15,12 +16,11 @@
 namespace stagecraft::detail {
 namespace {
 
-/// What one rank must lose.
+/// Time that one rank must lose.
 struct Loss {
-  double start = 0;  ///< Idle before its first I.
-  double end = 0;    ///< Idle between its last F and the last microbatch's I.
-  double until_last_input =
-      0;  ///< From its first F to its last I, beyond all of its work: negative where Ws come after.
+  double start = 0;             ///< Idle before its first I.
+  double end = 0;               ///< Idle between its last F and the last microbatch's I.
+  double until_last_input = 0;  ///< From its first F to its last I, minus all its work; negative when Ws follow.
 };
 
 class Bound {
@@ -44,7 +44,7 @@ class Bound {
       span =
           std::max({span, problem_.work[static_cast<std::size_t>(r)] + idle, memory_time(static_cast<std::size_t>(r))});
     }
-    // Rank a starts before rank q, and ends after q's last I has come back to it.
+    // Rank a starts before rank q, and ends after q's last I has reached it.
     for (std::size_t a = 0; a < losses.size(); ++a) {
       for (std::size_t q = 0; q < losses.size(); ++q) {
         if (problem_.stages_of[a].empty() || problem_.stages_of[q].empty()) continue;
@@ -60,7 +60,7 @@ class Bound {
   }
 
  private:
-  /// The least time in which the rank can hold what it must, for as long as it must.
+  /// The shortest span in which the rank's memory can hold all its activations for as long as they are needed.
   [[nodiscard]] double memory_time(std::size_t r) const {
     if (!std::isfinite(problem_.limit)) return 0;
     const auto end = static_cast<std::size_t>(problem_.stages);
@@ -74,14 +74,14 @@ class Bound {
     return problem_.microbatches * held / problem_.limit;
   }
 
-  /// Whether some F must come after the first I, so that idle time at the start and at the end is not the same.
+  /// Whether memory forces some F after the first I, so that idle times at the start and at the end are disjoint.
   [[nodiscard]] bool ends_apart(std::size_t r) const {
     double whole = 0;
     for (const int stage : problem_.stages_of[r]) whole += problem_.least_activation[static_cast<std::size_t>(stage)];
     return problem_.microbatches * whole > problem_.limit + 1e-9;
   }
 
-  /// The most time per unit of memory that any stage of the rank offers.
+  /// The largest ratio of time to memory of any stage of the rank.
   template <typename Time>
   [[nodiscard]] double best_rate(std::size_t r, const std::vector<double>& memory, Time&& time) const {
     double rate = 0;
@@ -92,7 +92,7 @@ class Bound {
     return rate;
   }
 
-  /// rate * memory, where either may be infinite.
+  /// rate * memory; 0 when a factor is 0, even if the other is infinite.
   static double product(double rate, double memory) { return rate == 0 || memory <= 0 ? 0 : rate * memory; }
 
   [[nodiscard]] Loss loss_of(std::size_t r) const {
@@ -113,7 +113,7 @@ class Bound {
       own_weights += problem_.weight[s];
     }
 
-    // From the first F to the arrival of the first I, and from the end of the last F to that of its I.
+    // From the first F to the arrival of the first I, and from the end of the last F to the arrival of its I.
     const auto end = static_cast<std::size_t>(problem_.stages);
     const double turn = input_path_[end] - input_path_[last + 1];
     const double there = forward_path_[end] - forward_path_[first];
@@ -123,7 +123,7 @@ class Bound {
         best_rate(r, problem_.least_activation, [&](std::size_t s) { return problem_.forward[s]; }), problem_.limit);
     loss.start = std::max(0.0, there + turn - std::min(all_forwards, forwards_held));
 
-    // Besides the last microbatch itself, memory holds microbatches that wait for I (and then W), or just for W.
+    // Besides the last microbatch, memory holds microbatches that still need I and W, or only W.
     double whole = 0;
     for (const int stage : own) whole += problem_.least_activation[static_cast<std::size_t>(stage)];
     const double room = std::max(0.0, problem_.limit - whole);
@@ -134,8 +134,8 @@ class Bound {
     const double held = std::min(product(std::max(both, weights), room), all_inputs + all_weights - own_weights);
     loss.end = std::max(0.0, round_trip - held);
 
-    // Ws after the last I shorten the way to it; Is between last F and last I shorten the wait. Both come out of
-    // `room`: as many Is as the round trip can use, the rest of the room for Ws, each at its best rate.
+    // Ws after the last I bring the last I forward; Is between the last F and the last I fill the wait. Both use
+    // `room`: as many Is as fit into the round trip, the rest of the room for Ws, each at its best rate.
     const double useful = std::min({round_trip, all_inputs, product(inputs, room)});
     const double gain = std::min(
         {product(std::max(both, weights), room), product(weights, room) + useful, all_weights - own_weights + useful});
@@ -147,8 +147,8 @@ class Bound {
   }
 
   const Problem& problem_;
-  std::vector<double> forward_path_ = {0};  // from the start of stage 0 to that of stage s, of one microbatch
-  std::vector<double> input_path_ = {0};    // sums of I and the message down, by stage
+  std::vector<double> forward_path_ = {0};  // one microbatch, from the start of stage 0 to the start of stage s
+  std::vector<double> input_path_ = {0};    // prefix sums of I and the message down, by stage
 };
 
 }  // namespace

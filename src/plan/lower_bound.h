@@ -4,7 +4,7 @@
 
 namespace stagecraft::detail {
 
-/// No schedule with these costs, placement and memory limit has a smaller span (the largest of any rank).
+/// A lower bound on the span (the largest of any rank) of all schedules with these costs, placement and memory limit.
 double lower_bound(const Problem& problem);
 
 }  // namespace stagecraft::detail

@@ -16,19 +16,19 @@ std::size_t legs_of(const Problem& problem) {
   return 2 * static_cast<std::size_t>(1 + *std::max_element(problem.lap.begin(), problem.lap.end()));
 }
 
-/// A step that is mostly small, at times large.
+/// A normally distributed step, small or large with equal probability.
 double step(Random& random, double small, double large) {
   return random.normal() * (chance(random, 0.5) ? small : large);
 }
 
-/// For knobs that may be without limit.
+/// A random change of a parameter that may be unlimited.
 double changed(double value, double start, double spread, Random& random) {
   if (chance(random, 0.2)) return kUnlimited;
   const double from = value > kUnlimited / 10 ? start : value;
   return std::max(0.0, from * std::exp(0.4 * random.normal()) + spread * random.normal());
 }
 
-/// `knobs` is a block or a policy.
+/// `knobs` is a Block or a Policy.
 template <typename Knobs>
 void change_gap(Knobs& knobs, Random& random) {
   double& gap = chance(random, 0.5) ? knobs.gap : chance(random, 0.5) ? knobs.last_gap_first : knobs.last_gap_last;

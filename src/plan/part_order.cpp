@@ -8,7 +8,7 @@ namespace stagecraft::detail {
 namespace {
 
 constexpr std::size_t kMostPairs = 3000;
-constexpr double kMostExactParts = 1500;  // what is implied takes their cube in time and their square in memory
+constexpr double kMostExactParts = 1500;  // the transitive closure takes cubic time and quadratic memory
 
 [[noreturn]] void refuse_exact(double stages, double microbatches, const std::string& why) {
   throw InvalidArgument(
@@ -18,7 +18,7 @@ constexpr double kMostExactParts = 1500;  // what is implied takes their cube in
 }
 
 void check_exact_counts(double stages, double microbatches) {
-  // Within a stage, an F and the I and W of earlier microbatches are free to change places, and so are an I and
+  // Within a stage, the order of an F and the I and W of earlier microbatches is open, and so is that of an I and
   // earlier Ws.
   const double pairs = stages * 1.5 * microbatches * (microbatches - 1);
   if (pairs > static_cast<double>(kMostPairs)) {
@@ -70,7 +70,7 @@ std::vector<std::size_t> PartOrder::in_time(int rank_of_row, const std::vector<d
   for (std::size_t i = 0; i < parts_; ++i) {
     if (rank(i) == rank_of_row) left.push_back(i);
   }
-  std::vector<std::size_t> blockers(parts_, 0);  // parts that are still left and must come before
+  std::vector<std::size_t> blockers(parts_, 0);  // number of parts in `left` that must come before
   for (const std::size_t a : left) {
     for (const std::size_t b : left) blockers[b] += implied(a, b) ? 1 : 0;
   }

@@ -12,11 +12,11 @@ namespace stagecraft::detail {
 
 inline constexpr std::array kParts = {Part::kForward, Part::kInput, Part::kWeight};
 
-/// All parts (F, I and W of every stage and microbatch) of an exact program, numbered from 0: which of them data and
-/// the order of microbatches put in order, and which pairs of one rank are left to decide.
+/// The partial order of all parts (F, I and W of every stage and microbatch, numbered from 0) of an exact program. It
+/// follows from data dependencies and the order of microbatches. `pairs` are left for the solver to order.
 class PartOrder {
  public:
-  /// Throws InvalidArgument for more than an exact solve can take; a size that is hopeless is refused before any work.
+  /// Throws InvalidArgument for a case too large for an exact solve; a far too large one is refused before any work.
   PartOrder(const Placement& placement, int microbatches);
 
   [[nodiscard]] std::size_t parts() const { return parts_; }
@@ -30,10 +30,10 @@ class PartOrder {
 
   /// Whether a must come before b.
   [[nodiscard]] bool implied(std::size_t a, std::size_t b) const { return implied_[a * parts_ + b] != 0; }
-  /// Parts of one rank that nothing orders, the lower number first.
+  /// Pairs of parts of one rank whose order is not implied, the lower number first.
   [[nodiscard]] const std::vector<std::pair<std::size_t, std::size_t>>& pairs() const { return pairs_; }
 
-  /// Calls `visit(before, after)` for everything that data and the order of microbatches ask for directly.
+  /// Calls `visit(before, after)` for every direct dependency: by data, or by the order of microbatches.
   template <typename Visit>
   void for_each_edge(Visit&& visit) const {
     for (std::size_t s = 0; s < stages_; ++s) {
@@ -52,8 +52,8 @@ class PartOrder {
     }
   }
 
-  /// The parts of one rank by when they are done, which is given by the middle of each. Never against what is implied,
-  /// however close two middles are: a solver's times are exact to a tolerance only.
+  /// The parts of one rank in topological order, by time where the order is open. `middles` are the middles of the
+  /// parts; they are exact only to the solver's tolerance, so they alone would not give a valid order.
   [[nodiscard]] std::vector<std::size_t> in_time(int rank, const std::vector<double>& middles) const;
 
  private:

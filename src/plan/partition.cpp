@@ -13,22 +13,22 @@
 namespace stagecraft {
 namespace {
 
-constexpr double kQuickEffort = 5e-4;    // to compare two partitions
-constexpr double kMostQuickParts = 2e4;  // of a schedule, beyond which comparing takes too long
+constexpr double kQuickEffort = 5e-4;    // share of the effort for a plan that compares partitions
+constexpr double kMostQuickParts = 2e4;  // parts of a schedule above which comparing takes too long
 constexpr int kMostMoves = 40;
-constexpr double kLeastTime = 1e-3;   // a budget that is spent: only the least is done
-constexpr double kMostCutWork = 4e9;  // stages times the square of layers: some seconds
+constexpr double kLeastTime = 1e-3;   // seconds given to a plan when the budget is spent
+constexpr double kMostCutWork = 4e9;  // limit on stages * layers^2: some seconds
 
 double work_of(const StageCosts& costs) { return costs.forward + costs.backward_input + costs.backward_weight; }
 
-/// Work of the layers before each one, for sums over ranges.
+/// Prefix sums of the layers' work.
 std::vector<double> prefix_sums(const std::vector<Layer>& layers) {
   std::vector<double> sums = {0};
   for (const Layer& layer : layers) sums.push_back(sums.back() + work_of(layer.costs));
   return sums;
 }
 
-/// The largest work of any rank, and as a way across ties the sum of squares.
+/// The largest work of any rank, and the sum of squares to break ties.
 std::pair<double, double> load_of(const std::vector<double>& sums, const Cuts& cuts, const Placement& placement,
                                   const Costs& costs) {
   std::vector<double> loads(static_cast<std::size_t>(placement.ranks()));
@@ -43,7 +43,8 @@ std::pair<double, double> load_of(const std::vector<double>& sums, const Cuts& c
   return {*std::max_element(loads.begin(), loads.end()), squares};
 }
 
-/// Minimises the largest stage: `least[s][l]` is the best for the first s stages with the first l layers.
+/// Minimises the largest stage by dynamic programming: `least[s][l]` is the optimum of s stages over the first l
+/// layers.
 Cuts even_cuts(const std::vector<double>& sums, const Placement& placement, const Costs& costs) {
   const std::size_t layers = sums.size() - 1;
   const auto stages = static_cast<std::size_t>(placement.stages());
@@ -126,7 +127,7 @@ Cuts balanced_cuts(const std::vector<Layer>& layers, const Placement& placement,
   }
   const std::vector<double> sums = prefix_sums(layers);
   Cuts cuts = even_cuts(sums, placement, costs);
-  // With several stages per rank it is the rank's sum that counts: move layers as long as that helps.
+  // With several stages per rank, the rank's sum matters: move single layers while that improves the balance.
   for (bool changed = true; changed;) {
     changed = false;
     for (std::size_t s = 1; s + 1 < cuts.size(); ++s) {
@@ -152,7 +153,7 @@ PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest
   double best_span = std::numeric_limits<double>::infinity();
   const double start = seconds_now();
   const auto left = [&] { return request.time_budget - (seconds_now() - start); };
-  // One that cannot be stays as it is, and is refused by `plan`.
+  // An invalid budget is passed on unchanged, for `plan` to refuse.
   const auto budget = [&](double share) {
     return request.time_budget > 0 ? std::max(kLeastTime, share * left()) : request.time_budget;
   };
@@ -177,7 +178,7 @@ PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest
       for (std::size_t s = 1; s + 1 < cuts.size() && moves > 0; ++s) {
         for (const int step : {-1, 1}) {
           if (!can_move(cuts, s, step)) continue;
-          if (left() < request.time_budget / 2) {  // the rest is for the plan itself
+          if (left() < request.time_budget / 2) {  // the rest of the time is for the final plan
             finished = false;
             moves = 0;
             break;

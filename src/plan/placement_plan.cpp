@@ -18,21 +18,21 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr double kEffort = 2e8;       // parts dispatched: some twelve seconds on two cores
-constexpr double kMostTrials = 2e5;   // small problems need no more
-constexpr double kFirstShare = 0.15;  // of the effort, for a race that is enough where it is easy or time is short
-constexpr double kFewerShare = 0.7;   // up to the end of the races for fewer microbatches
-constexpr double kFewerWorth = 1.15;  // times as many microbatches, and fewer are worth a search of their own
-constexpr double kBlockShare = 0.25;  // of a race
+constexpr double kEffort = 2e8;       // parts dispatched: about 12 s on two cores
+constexpr double kMostTrials = 2e5;   // enough for small problems
+constexpr double kFirstShare = 0.15;  // of the effort: a first race, enough for easy cases and small budgets
+constexpr double kFewerShare = 0.7;   // of the effort: both races with fewer microbatches
+constexpr double kFewerWorth = 1.15;  // ratio of microbatches from which to search with fewer first
+constexpr double kBlockShare = 0.25;  // of the effort of a race
 constexpr double kTightBlockShare = 0.5;
 constexpr double kPolishEffort = 3e7;
 constexpr double kMostPolish = 3e5;
 constexpr std::size_t kPolished = 2;  // candidates
-constexpr int kProbes = 6;            // short searches for the room that messages need
+constexpr int kProbes = 6;            // short searches for the memory that messages need
 constexpr double kProbeEffort = 0.02;
-constexpr double kProbePart = 0.2;  // of the whole search, in what progress says
+constexpr double kProbePart = 0.2;  // of the whole search, in the reported progress
 constexpr double kMainEffort = 0.6;
-constexpr int kMostThreads = 24;  // variants of one policy: no step of the search does more at a time
+constexpr int kMostThreads = 24;  // variants of one policy, the most that run in parallel
 
 double parts_of(const Problem& problem) { return 3.0 * problem.stages * problem.microbatches; }
 
@@ -42,7 +42,7 @@ void add_finalists(std::vector<Family>& families, const SearchResult& found) {
   }
 }
 
-/// Whether fewer microbatches than ranks can be under way: then it is the block that counts.
+/// Whether memory holds fewer microbatches in flight than there are ranks; then the building block matters most.
 bool is_tight(const Problem& problem) {
   return problem.limit < problem.ranks * *std::max_element(problem.whole.begin(), problem.whole.end());
 }
@@ -70,10 +70,10 @@ PlanResult PlacementPlan::run() {
   result_.lower_bound_bubble = std::max(0.0, 1 - mean_work_ / bound_);
   const double begin = seconds_();
   add_named();
-  // As long again it takes to simulate what is found.
+  // Reserves as much time again to simulate the results of the search.
   deadline_ = budget_ -= std::min(0.5 * (budget_ - begin), seconds_() - begin);
   if (has_known_ && cancelled()) {
-    result_.finished = false;  // one trial may take longer than all that has been done
+    result_.finished = false;  // a single trial may take longer than everything so far
   } else if (counts_messages()) {
     plan_around_messages();
   } else {
@@ -99,12 +99,12 @@ bool PlacementPlan::counts_messages() const {
                                                   [](const StageCosts& stage) { return stage.buffer_memory > 0; });
 }
 
-/// The search knows activations alone. What messages need besides shows when its result is simulated: short searches
-/// find out how much less than the limit activations may take.
+/// The search counts only activations; the memory of waiting messages is known after its result is simulated. Short
+/// searches find how far below the limit activations must stay.
 void PlacementPlan::plan_around_messages() {
   const double smallest = smallest_memory_limit(request_.costs, placement_);
   double limit = request_.memory_limit;
-  double fitting = 0;  // the largest limit on activations that was enough, and the smallest that was not
+  double fitting = 0;  // largest limit on activations whose result fits, and smallest whose result does not
   double exceeding = std::numeric_limits<double>::infinity();
   const auto lower = [&](double excess) {
     exceeding = limit;
@@ -128,8 +128,8 @@ void PlacementPlan::plan_around_messages() {
   plan_within(limit, 1 - kProbePart - kMainEffort, kProbePart + kMainEffort, 1);
 }
 
-/// Searches with that limit on activations. Returns by how much the best schedule found exceeds the limit of the
-/// request. `begin` and `end` say which part of the whole search this is.
+/// Searches with `limit` on activations. Returns by how much the best schedule found exceeds the request's limit.
+/// `begin` and `end` are the progress of the whole search before and after.
 double PlacementPlan::plan_within(double limit, double effort, double begin, double end) {
   const Problem problem(request_.costs, placement_, request_.microbatches, limit);
   part_done_ = begin;
@@ -153,7 +153,7 @@ double PlacementPlan::plan_within(double limit, double effort, double begin, dou
   return polished(problem, found.best, effort);
 }
 
-/// Many microbatches repeat what fewer do: the search for these is faster, and its results are continued.
+/// Searches with fewer microbatches, which is faster, and extends the results by repeating their middle.
 void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem& fewer, const Problem& problem,
                                    double effort) {
   std::vector<Family> starts = starting_points(fewer);
@@ -161,7 +161,7 @@ void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem&
   Dispatcher dispatcher(fewer);
   for (const double share : {kFirstShare, kFewerShare - kFirstShare}) {
     const bool first = share == kFirstShare;
-    // On a slow machine it must leave time to continue its results.
+    // Leaves time for the search that continues the results.
     deadline_ = begin + (first ? kFirstShare : kFewerShare) * (budget_ - begin);
     const SearchResult found = race(fewer, starts, share * effort, first ? 0 : 1);
     result_.finished = result_.finished && !cancelled();
@@ -177,9 +177,9 @@ void PlacementPlan::continue_fewer(std::vector<Family>& families, const Problem&
   }
 }
 
-/// Policies from every known schedule of this placement.
+/// Policies of the plain block and of every known schedule of this placement.
 std::vector<Family> PlacementPlan::starting_points(const Problem& problem) const {
-  // Without slack limits the plain block always finds a way, however little memory there is.
+  // The plain block has unlimited slack, so it always gives a schedule, however small the memory limit.
   std::vector<Family> families = {variants_of(problem, policy_of(problem, Block()))};
   for_each_known_schedule(placement_, problem.microbatches, [&](const Schedule& schedule) {
     const Simulation simulation = simulate(schedule, request_.costs, {.keep_times = true});
@@ -198,7 +198,7 @@ SearchResult PlacementPlan::race(const Problem& problem, const std::vector<Famil
       kMostThreads, request_.threads > 0 ? request_.threads : static_cast<int>(std::thread::hardware_concurrency()));
   options.lower_bound = lower_bound(problem);
   options.more_microbatches = request_.microbatches - problem.microbatches;
-  // Blocks of fewer microbatches are among the families.
+  // The families already include blocks found with fewer microbatches.
   options.block_share = continues_fewer(problem) ? 0 : is_tight(problem) ? kTightBlockShare : kBlockShare;
   options.cancelled = [this] { return cancelled(); };
   options.progress = [&, begin = part_done_](double span, double part) {
@@ -232,7 +232,8 @@ double PlacementPlan::polished(const Problem& problem, const std::vector<Candida
   return excess;
 }
 
-/// Simulates the schedule and keeps it if it is the best that fits. Returns by how much it exceeds the limit.
+/// Simulates the schedule and keeps it if it is the best that fits. Returns by how much it exceeds the memory limit, or
+/// 0 if it fits.
 double PlacementPlan::consider(Schedule schedule, const std::string& origin) {
   require_valid(schedule);
   Simulation simulation = simulate(schedule, request_.costs);
@@ -257,7 +258,7 @@ void PlacementPlan::add_named() {
   });
 }
 
-/// Known schedules may use full backwards and overlaps, which the search does not.
+/// Takes the best known schedule if it beats the search, as it may with full backwards and overlaps.
 void PlacementPlan::take_best_named() {
   for (const NamedOutcome& named : result_.named) {
     const bool better = result_.origin.empty() || named.simulation.span < result_.simulation.span * (1 - 1e-12);

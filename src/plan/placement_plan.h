@@ -7,15 +7,14 @@
 
 namespace stagecraft::detail {
 
-/// The planning of one placement: known schedules, search, polish. Every schedule counts with the times and the memory
-/// that the simulator gives it.
+/// Plans one placement: known schedules, search, polish. Schedules are compared by their simulated times and memory.
 class PlacementPlan {
  public:
-  /// `seconds` tells the time since planning began; at `budget` the best so far must do. Keeps references.
+  /// `seconds` returns the time since planning began; at `budget` seconds the search ends. Keeps references.
   PlacementPlan(const PlanRequest& request, const Placement& placement, const std::function<double()>& seconds,
                 double budget);
 
-  /// Throws InfeasibleLimit when nothing was found that keeps the limit.
+  /// Throws InfeasibleLimit when no schedule was found that keeps the memory limit.
   PlanResult run();
 
  private:
@@ -40,12 +39,12 @@ class PlacementPlan {
   const Placement& placement_;
   const std::function<double()>& seconds_;
   double budget_;
-  double deadline_;  // of the part of the search that runs
+  double deadline_;  // of the current part of the search
   double bound_ = 0;
   double mean_work_ = 0;
-  double part_done_ = 0;  // of all searches
+  double part_done_ = 0;  // progress of all searches, 0 to 1
   double part_per_effort_ = 1;
-  double least_peak_;       // of all schedules considered
+  double least_peak_;       // smallest peak memory of all schedules considered
   bool has_known_ = false;  // a known schedule fits
   PlanResult result_;
 };

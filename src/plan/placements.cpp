@@ -20,7 +20,7 @@ int stages_per_rank(const PlanRequest& request) {
   return request.placement == PlacementChoice::kLoop || request.placement == PlacementChoice::kV ? 2 : 1;
 }
 
-/// Beyond these a single trial takes seconds, and what is found is no better than a known schedule.
+/// Above these limits, a single trial takes seconds and the search finds nothing better than a known schedule.
 void check_size(const PlanRequest& request, int stages_per_rank) {
   constexpr int kMostRanks = 1024;
   constexpr int kMostStagesPerRank = 1024;

@@ -4,7 +4,7 @@
 
 namespace stagecraft::detail {
 
-/// The placements a request allows. Throws InvalidArgument where there is none.
+/// The placements that a request allows. Throws InvalidArgument when there is none or the request is too large.
 std::vector<Placement> placements_of(const PlanRequest& request);
 
 }  // namespace stagecraft::detail

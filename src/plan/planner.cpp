@@ -41,7 +41,7 @@ void check_limit(const PlanRequest& request, const Placement& placement) {
       smallest);
 }
 
-/// The plan with the smaller span, what was tried for both counted.
+/// The plan with the smaller span, with the trials and known schedules of both.
 PlanResult better(PlanResult first, PlanResult second) {
   const bool keep = first.simulation.span <= second.simulation.span;
   PlanResult& winner = keep ? first : second;

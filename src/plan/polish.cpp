@@ -12,10 +12,10 @@ namespace stagecraft::detail {
 namespace {
 
 constexpr double kUnknown = -1;
-constexpr int kCycles = 6;           // of cooling down, each from the best so far
-constexpr double kPolishHeat = 0.1;  // at the start of a cycle, in units of a microbatch's work
+constexpr int kCycles = 6;           // cooling cycles, each from the best so far
+constexpr double kPolishHeat = 0.1;  // initial temperature of a cycle, in units of a microbatch's work
 
-/// Times of rows whose order is fixed.
+/// Simulates rows in their fixed order.
 class FixedOrder {
  public:
   explicit FixedOrder(const Problem& problem)
@@ -27,7 +27,7 @@ class FixedOrder {
     input_at_.resize(forward_at_.size());
   }
 
-  /// An infinite span when the order cannot execute.
+  /// Returns an infinite span when the order cannot execute.
   Outcome run(const std::vector<StepRow>& rows) {
     std::fill(forward_at_.begin(), forward_at_.end(), kUnknown);
     std::fill(forward_at_.begin(), forward_at_.begin() + problem_.microbatches, 0.0);
@@ -76,13 +76,13 @@ class FixedOrder {
  private:
   struct Rank {
     std::size_t next = 0;
-    double start = 0;  // of its first part
-    double end = 0;    // of its last part so far
-    double free = 0;   // later where a message holds up its sender
+    double start = 0;  // start of its first part
+    double end = 0;    // end of its last part so far
+    double free = 0;   // later than `end` when a message holds up its sender
   };
 
-  /// False while what the step needs has not been sent yet. That a W comes after its I, and an I after its F, the rows
-  /// themselves see to.
+  /// Runs one step. Returns false while its input has not been sent. The rows guarantee that F, I and W of a microbatch
+  /// are in order.
   bool advance(Rank& rank, const Step& step) {
     const auto s = static_cast<std::size_t>(step.stage);
     const std::size_t at = s * m_ + static_cast<std::size_t>(step.microbatch);
@@ -114,8 +114,8 @@ class FixedOrder {
   std::vector<double> input_at_;
 };
 
-/// Moves a random part of a random row a few places; whether microbatches stay in order and memory suffices is checked
-/// at once, everything else by running it. Returns the row, or -1 when the move is not possible.
+/// Moves a random part of a random row by a few slots. Checks the order of microbatches and the memory limit; the
+/// caller finds out the rest by running the rows. Returns the row, or -1 when the move is not possible.
 int move_one(const FixedOrder& order, std::vector<StepRow>& rows, Random& random, StepRow& before) {
   const std::size_t r = random.next() % rows.size();
   StepRow& row = rows[r];

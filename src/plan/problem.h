@@ -7,10 +7,10 @@
 
 namespace stagecraft::detail {
 
-/// A compute as one number: what rows are made of while they are planned.
+/// The kinds of compute that the planner orders: F, I and W.
 enum class Part : std::uint8_t { kForward, kInput, kWeight };
 
-/// Costs flattened for one placement, number of microbatches and memory limit: what the planner's inner loops look at.
+/// Costs for one placement, number of microbatches and memory limit, in flat arrays for the planner's inner loops.
 struct Problem {
   Problem(const Costs& costs, const Placement& where, int microbatches_in, double memory_limit);
 
@@ -26,36 +26,36 @@ struct Problem {
   int ranks;
   int stages;
   int microbatches;
-  double limit;         ///< Of every rank; infinite where there is none.
+  double limit;         ///< Memory limit of every rank; infinite if there is none.
   bool hold_up_sender;  ///< Whether a rank waits until its message has arrived.
   std::size_t links = 0;
 
   // Per stage.
   std::vector<int> rank_of;
-  std::vector<int> lap;  ///< How many of the rank's own stages come before this one.
+  std::vector<int> lap;  ///< Index of the stage among the stages of its rank.
   std::vector<double> forward;
   std::vector<double> input;
   std::vector<double> weight;
-  std::vector<double> activation;        ///< Taken by F; at least what I leaves, which must find room too.
-  std::vector<double> least_activation;  ///< What F takes by the costs alone.
-  std::vector<double> weight_gradient;   ///< Left by I.
-  std::vector<double> hop_up;            ///< Message from this stage to the next, 0 within a rank.
-  std::vector<double> hop_down;          ///< Message from this stage to the one before.
-  std::vector<double> transfer_up;       ///< The part of it during which no other message passes the link.
+  std::vector<double> activation;        ///< Memory taken by F; at least what I leaves.
+  std::vector<double> least_activation;  ///< Memory taken by F, as the costs say.
+  std::vector<double> weight_gradient;   ///< Memory held from I to W.
+  std::vector<double> hop_up;            ///< Message time to the next stage, 0 within a rank.
+  std::vector<double> hop_down;          ///< Message time to the previous stage.
+  std::vector<double> transfer_up;       ///< The part of it that occupies the link.
   std::vector<double> transfer_down;
-  std::vector<int> link_up;  ///< Which directed link the message takes; any where nothing is transferred.
+  std::vector<int> link_up;  ///< Directed link of the message; unused within a rank.
   std::vector<int> link_down;
-  /// Room for one microbatch in each later stage of the rank. Microbatches that have yet to come back for those stages
-  /// must leave it free: without it, ranks could fill up with microbatches of which none can go on. Microbatches that
-  /// ask this rank for no more room do not count, since they leave again: the last stage always can go on, so those in
-  /// the stage before can, and so on.
+  /// Memory for one microbatch in each later stage of the rank. Microbatches that still have later stages on the rank
+  /// must leave it free; otherwise ranks could fill up with microbatches none of which can go on. Microbatches that
+  /// need no more memory on the rank do not count, since they leave again: the last stage can always go on, hence so
+  /// can the stage before it, and so on.
   std::vector<double> reserve;
-  std::vector<double> whole;  ///< Activations of one microbatch in all stages of the rank, at its last stage; else 0.
+  std::vector<double> whole;  ///< For a rank's last stage: activations of one microbatch in all its stages; else 0.
 
   std::vector<std::vector<int>> stages_of;  ///< Per rank, ascending.
-  std::vector<double> work;                 ///< Per rank, of all microbatches.
-  double mean_work = 0;                     ///< Of all ranks.
-  double unit = 0;                          ///< The most work that one microbatch means to any rank.
+  std::vector<double> work;                 ///< Per rank: compute time of all microbatches.
+  double mean_work = 0;                     ///< Mean over all ranks.
+  double unit = 0;                          ///< Compute time of one microbatch on the rank with the most work.
 };
 
 struct Step {

@@ -4,16 +4,17 @@
 
 #include "problem.h"
 
-/// Schedules that the planner starts from and ends with.
+/// Schedules that the planner starts from, and the conversion of its rows to a schedule.
 namespace stagecraft::detail {
 
 Schedule to_schedule(const Placement& placement, int microbatches, const std::vector<StepRow>& rows);
 
-/// Calls `visit` with what each generator makes for that placement, under the generator's name, until it returns false.
+/// Calls `visit` with the schedule of each generator for that placement, until `visit` returns false. Leaves out
+/// ForwardOnly.
 void for_each_known_schedule(const Placement& placement, int microbatches,
                              const std::function<bool(const Schedule&)>& visit);
 
-/// Each microbatch passes all stages and comes back before the next one starts: nothing needs less memory.
+/// The schedule with the least memory: each microbatch runs through all stages and back before the next one starts.
 Schedule one_at_a_time(const Placement& placement, int microbatches);
 
 }  // namespace stagecraft::detail

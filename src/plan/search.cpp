@@ -11,12 +11,12 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr std::size_t kBlockSearches = 12;  // each ends in a start of its own
+constexpr std::size_t kBlockSearches = 12;  // each gives one start
 constexpr std::size_t kStartsPerFamily = 2;
 constexpr std::size_t kStartsPerLeague = 8;
 constexpr std::size_t kFinalists = 2;
 constexpr int kFinalRounds = 3;
-constexpr double kClimbHeat = 3e-4;  // how much worse a step may be at first, in units of a microbatch's work
+constexpr double kClimbHeat = 3e-4;  // initial temperature, in units of a microbatch's work
 
 using League = std::vector<Climber>;
 
@@ -55,13 +55,13 @@ class Race {
     return span;
   }
 
-  /// The best of a family become starts.
+  /// Tries all policies of a family; the best few become starts.
   void enter(std::vector<Candidate>& starts, const Family& family) {
     std::vector<std::pair<double, std::size_t>> values(family.size, {HUGE_VAL, 0});
     std::vector<Outcome> outcomes(family.size);
     const bool first = best_start_ == HUGE_VAL;
     workers_.for_each(family.size, [&](Dispatcher& dispatcher, std::size_t i) {
-      // The first of all is what is left when time is up at once.
+      // The very first policy always runs, so that there is a result even when time is up at once.
       if (!(first && i == 0) && options_.cancelled()) return;
       outcomes[i] = dispatcher.run(family.make(i));
       values[i] = {compared(outcomes[i]), i};
@@ -100,7 +100,7 @@ class Race {
     report(options_.block_share);
   }
 
-  /// The best starts become a league of climbers.
+  /// Makes a league of climbers from the best starts.
   void line_up(std::vector<Candidate>& starts) {
     sort(starts);
     League& league = leagues_.emplace_back();
@@ -109,7 +109,8 @@ class Race {
     }
   }
 
-  /// Leagues climb side by side and are halved each for itself, until finalists are left, who meet.
+  /// Successive halving: the leagues climb in parallel, and each is halved after every round. The finalists of all
+  /// leagues are united for the last rounds.
   void run_rounds() {
     int rounds = kFinalRounds;
     for (std::size_t n = kStartsPerLeague; n > kFinalists; n /= 2) ++rounds;
@@ -159,15 +160,15 @@ class Race {
 
   void report(double part) { options_.progress(best_span(), part); }
 
-  /// A new one for every search and climber.
+  /// A new seed for every block search and climber.
   std::uint64_t random_seed() { return options_.seed * (kBlockSearches + 2 * kStartsPerLeague) + seeds_given_++; }
 
   const Problem& problem_;
   const SearchOptions& options_;
   Workers workers_;
   double best_start_ = std::numeric_limits<double>::infinity();
-  /// Known schedules may be good already, blocks may become better: neither is to be dropped because of the other too
-  /// soon. The best climber of each comes first.
+  /// One league for the given starts, one for blocks. Known schedules are good from the start, blocks may become better
+  /// later, so they are not compared before the final rounds. The best climber of each league comes first.
   std::vector<League> leagues_;
   std::uint64_t seeds_given_ = 0;
   SearchResult result_;

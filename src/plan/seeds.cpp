@@ -6,7 +6,7 @@
 namespace stagecraft::detail {
 namespace {
 
-/// Microbatches before `begin` as they were, those at the end too, and in between the one at `begin` again and again.
+/// Keeps the microbatches before `begin` and those at the end, and repeats the one at `begin` in between.
 Policy extended(const Policy& policy, const Problem& from, const Problem& to, std::size_t begin) {
   const auto few = static_cast<std::size_t>(from.microbatches);
   const auto many = static_cast<std::size_t>(to.microbatches);
@@ -80,7 +80,7 @@ Family family_of(const Problem& problem, const Block& block) {
 }
 
 int enough_microbatches(const Problem& problem) {
-  constexpr double kPhases = 4;  // beginning and end, and some more in between
+  constexpr double kPhases = 4;  // warm-up and cool-down, and two more in between
   constexpr double kMore = 4;
   constexpr int kMostPerRank = 3;
   const double whole = *std::max_element(problem.whole.begin(), problem.whole.end());

@@ -20,7 +20,7 @@ extern char** environ;
 namespace stagecraft::detail {
 namespace {
 
-/// A folder of its own for the two files, gone afterwards.
+/// A temporary folder for the solver's files, removed on destruction.
 class Scratch {
  public:
   Scratch() {
@@ -38,7 +38,7 @@ class Scratch {
     for (const std::string& name : files_) ::unlink(name.c_str());
     ::rmdir(folder_.c_str());
   }
-  /// A file to be written there.
+  /// The path of a file in the folder, which is removed with it.
   [[nodiscard]] std::string file(const char* name) { return files_.emplace_back((folder_ / name).string()); }
 
  private:
@@ -82,11 +82,11 @@ Solution solve_lp(const std::string& program, std::size_t variables, double seco
   std::string line;
   if (!std::getline(in, line)) throw InvalidArgument("cbc wrote no answer: run it by hand to see why");
   Solution solution;
-  if (line.find("feasible") != std::string::npos) return solution;  // "Infeasible", and numbers that mean nothing
+  if (line.find("feasible") != std::string::npos) return solution;  // "Infeasible", followed by meaningless numbers
   solution.proven = line.starts_with("Optimal");
   solution.values.assign(variables, 0);
   while (std::getline(in, line)) {
-    if (line.starts_with("**")) line.erase(0, 2);  // how it marks what is slightly out of bounds
+    if (line.starts_with("**")) line.erase(0, 2);  // cbc's mark of a value slightly out of bounds
     std::istringstream fields(line);
     std::string index;
     std::string name;

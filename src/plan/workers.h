@@ -7,14 +7,14 @@
 
 namespace stagecraft::detail {
 
-/// Threads with a dispatcher each, for work that does not depend on which of them does it.
+/// A parallel loop with one dispatcher per thread. The work must not depend on which thread does it.
 class Workers {
  public:
   Workers(const Problem& problem, int threads) {
     for (int i = 0; i < std::max(1, threads); ++i) dispatchers_.emplace_back(problem);
   }
 
-  /// Calls `work(dispatcher, i)` for every i below `count`.
+  /// Calls `work(dispatcher, i)` for every i below `count`, in any order and from any thread.
   template <typename Work>
   void for_each(std::size_t count, const Work& work) {
     std::atomic<std::size_t> next = 0;

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMaxCell = 96;  // the longest action has 53 characters
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-/// The cell for an error message: printable, on one line, not too long.
+/// The cell, quoted for an error message: printable, on one line, at most 40 bytes of it.
 std::string quoted(std::string_view cell) {
   constexpr std::size_t kShown = 40;
   static constexpr char kHex[] = "0123456789abcdef";
@@ -38,7 +38,7 @@ void write_csv(std::ostream& out, const Schedule& schedule) {
       if (i > 0) line += ',';
       append_text(line, row[i]);
     }
-    if (row.size() == 1 && line.empty()) line = "\"\"";  // else the line would read as a rank with no slot at all
+    if (row.size() == 1 && line.empty()) line = "\"\"";  // an empty line would be read as a rank without slots
     line += "\r\n";
     out << line;
   }
@@ -62,7 +62,7 @@ void CsvReader::feed(std::string_view text) {
   for (const char c : text) take(c);
 }
 
-/// The file only began like a byte order mark: what was held back is text.
+/// Parses the held-back bytes as text: they are not a complete byte order mark.
 void CsvReader::give_back_mark() {
   const std::string_view held = kByteOrderMark.substr(0, mark_matched_);
   mark_matched_ = kByteOrderMark.size();

@@ -43,7 +43,7 @@ Schedule Schedule::from_rows(std::vector<Row> rows, std::string name) {
     throw ScheduleError("there is no compute action at all: a schedule has at least one F", RankId(0), -1, "");
   }
   std::vector<RankId> rank_of;
-  // Fewer actions than stages means a gap; finding it must not cost memory in proportion to an absurd stage number.
+  // Fewer actions than stages means a gap; finding it must not take memory proportional to a huge stage number.
   rank_of.assign(static_cast<std::size_t>(std::min<std::int64_t>(extent.last_stage + 1, extent.compute_parts + 1)),
                  RankId(-1));
   for (std::size_t r = 0; r < rows.size(); ++r) {

@@ -15,12 +15,12 @@ constexpr std::size_t kColumnGap = 2;
 constexpr std::string_view kReset = "\x1b[0m";
 constexpr std::string_view kMarked = "\x1b[7m";  // reverse video, on top of the colour
 
-/// Compute in full colours, what only moves data dimmed. By ActionKind.
+/// Colours by ActionKind: full for compute, dimmed for communication and sharding.
 constexpr std::array<std::string_view, kActionKinds> kColours = {
     "",           "\x1b[36m",   "\x1b[33m",   "\x1b[32m",   "\x1b[35m",   "\x1b[1m",   "\x1b[2;37m",
     "\x1b[2;37m", "\x1b[2;37m", "\x1b[2;36m", "\x1b[2;36m", "\x1b[2;33m", "\x1b[2;33m"};
 
-/// The part of the table to show, within the table.
+/// A range of steps or ranks of the table.
 struct Range {
   int first;
   int end;
@@ -38,7 +38,7 @@ struct Column {
 
 std::string rank_title(int rank) { return "Rank " + std::to_string(rank); }
 
-/// One line: pieces at given columns. Blanks are written only in front of a piece, so none trail.
+/// A line of text with pieces at given columns. Writes blanks only before a piece, so there are no trailing blanks.
 class Line {
  public:
   void start() {
@@ -136,7 +136,7 @@ class TableWriter {
     line_.finish(out_);
     if (marked && options_.mark->step < steps_.end) end = std::max(end, options_.mark->step + 1);
     for (int step = steps_.first; step < end; ++step) {
-      // Rows that have ended leave, so that the time is that of the slots there are, however ragged the rows.
+      // Drops rows that have ended, so that the time is proportional to the slots, not to ranks times steps.
       std::erase_if(live, [&](const Placed& p) { return p.end <= step; });
       write_step(step, live, marked && options_.mark->step == step);
     }

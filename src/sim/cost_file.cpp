@@ -94,7 +94,7 @@ class Reader {
     }
   }
 
-  /// A cost: finite and not negative.
+  /// A cost that is finite and not negative; none after a complaint.
   std::optional<double> checked(const Json& value, const std::string& key) {
     if (!value.is_number()) {
       complain(key, fmt::format("got {}, expected a number", shown(value)));
@@ -121,7 +121,7 @@ class Reader {
     return std::nullopt;
   }
 
-  /// Full backward and weight-gradient memory follow from the others unless given.
+  /// Derives the full backward and the weight-gradient memory from the other costs unless given.
   static void complete(StageCosts& stage, bool has_backward, bool has_weight_gradient_memory) {
     if (!has_backward) stage.backward = stage.backward_input + stage.backward_weight;
     if (!has_weight_gradient_memory) stage.weight_gradient_memory = stage.activation_memory;
@@ -223,7 +223,7 @@ class Reader {
     return false;
   }
 
-  /// An object with the keys of one stage, or of one layer.
+  /// Reads an object with the keys of one stage or one layer.
   template <typename Known>
   StageCosts stage_of(const Json& object, const std::string& key, Known&& known) {
     StageCosts stage;
@@ -323,7 +323,7 @@ std::string costs_to_json(const Costs& costs) {
 
 std::string example_costs() {
   Costs costs;
-  // One stage stands for all, so that the example fits every number of stages and, from 2 on, of ranks.
+  // One entry for all stages, so that the example fits any number of stages and any number of ranks from 2 on.
   const StageCosts stage{.forward = 18.5,
                          .backward_input = 18.1,
                          .backward_weight = 9.3,

@@ -9,7 +9,7 @@
 namespace stagecraft {
 namespace {
 
-/// Slots of the computes that give a message, by stage and microbatch.
+/// Slots of the computes whose results are sent, by stage and microbatch.
 struct Givers {
   explicit Givers(const Schedule& schedule) : forward(schedule, -1), backward(schedule, -1) {
     for (const Row& row : schedule.rows) {

@@ -8,7 +8,7 @@
 namespace stagecraft::detail {
 namespace {
 
-constexpr double kVeryDifferent = 2;  // times as many bytes, to tell latency and bandwidth apart
+constexpr double kVeryDifferent = 2;  // ratio of sizes from which latency and bandwidth are told apart
 
 double smallest_delay(const std::vector<RecordedMessage>& messages) {
   double smallest = HUGE_VAL;
@@ -18,7 +18,7 @@ double smallest_delay(const std::vector<RecordedMessage>& messages) {
 
 bool had_arrived(const RecordedMessage& message, double delay) { return message.sent + delay < message.asked; }
 
-/// Messages that were waited for, of one range of sizes.
+/// Sizes and delays of the messages that a consumer waited for, in one range of sizes.
 struct Waits {
   std::vector<double> bytes;
   std::vector<double> delays;
@@ -36,7 +36,7 @@ void LinkProfile::close() {
     for (const RecordedMessage& message : link.messages) {
       if (message.was_late()) delays.push_back(message.delay());
     }
-    // A message that nobody waited for gives only an upper bound of its delay.
+    // The delay of a message that no consumer waited for is only an upper bound.
     link.delay = delays.empty() ? smallest_delay(link.messages) : median(delays);
     std::vector<double> takings;
     for (const RecordedMessage& message : link.messages) {
@@ -52,7 +52,8 @@ double LinkProfile::handling(const RecordedMessage& message) const {
   return std::min(link.handling, message.waited);
 }
 
-/// Small and large messages give a line; where the large ones are not clearly slower, no limit is to be seen.
+/// Fits a line through the medians of small and of large messages. Reports unlimited bandwidth when large messages are
+/// not clearly slower.
 LinkCosts LinkProfile::costs_of(const Link& link) {
   LinkCosts costs{.latency = std::max(0.0, link.delay - link.handling), .bandwidth = 0};
   double least = HUGE_VAL;
@@ -73,7 +74,7 @@ LinkCosts LinkProfile::costs_of(const Link& link) {
     range.delays.push_back(message.delay());
   }
   const double longer = median(large.delays) - median(small.delays);
-  if (longer <= median(small.delays)) return costs;  // less may be chance
+  if (longer <= median(small.delays)) return costs;  // a smaller difference may be noise
   costs.bandwidth = (median(large.bytes) - median(small.bytes)) / longer;
   costs.latency = std::max(0.0, median(small.delays) - median(small.bytes) / costs.bandwidth - link.handling);
   return costs;

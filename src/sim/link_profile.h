@@ -8,14 +8,14 @@
 
 namespace stagecraft::detail {
 
-/// What messages cost, link by link: their way, and what a rank does to take one that is already there. First `add`
-/// all, then `close`, then the rest.
+/// Costs of messages by link: transfer time, and the time to receive a message that has already arrived. Call `add` for
+/// all messages, then `close`, then the others.
 class LinkProfile {
  public:
   void add(const RecordedMessage& message);
   void close();
 
-  /// The part of its wait that a message costs its rank even when it need not wait.
+  /// The part of a message's wait that is receive overhead: it would remain had the message arrived earlier.
   [[nodiscard]] double handling(const RecordedMessage& message) const;
   /// Sets `link` and `links`.
   void write(Costs& costs) const;
@@ -23,8 +23,8 @@ class LinkProfile {
  private:
   struct Link {
     std::vector<RecordedMessage> messages;
-    double delay = 0;     // of messages that were waited for
-    double handling = 0;  // of messages that had arrived
+    double delay = 0;     // median of messages that a consumer waited for
+    double handling = 0;  // median of messages that had arrived before
   };
 
   static LinkCosts costs_of(const Link& link);

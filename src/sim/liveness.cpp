@@ -13,7 +13,7 @@ std::vector<int> peak_live_activations(const Schedule& schedule) {
     int live = 0;
     int peak = 0;
     for (const Action& action : row) {
-      // In an overlap the forward's activation is born while the backward's still lives.
+      // In an overlap, the activations of both halves are live at the same time.
       for_each_part(action, [&](const Action& part) { live += part.kind() == ActionKind::kForward; });
       peak = std::max(peak, live);
       for_each_part(action, [&](const Action& part) {

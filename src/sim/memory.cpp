@@ -1,4 +1,4 @@
-// What a rank holds over time: activations, what an I leaves for its W, and messages that wait for their consumer.
+// Memory of a rank over time: activations, what an I leaves for its W, and messages that wait for their consumer.
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ struct Change {
   double amount;
 };
 
-/// A rank's own changes come in the order of its row. `grow` is at the start of the action, `shrink` at its end.
+/// Change of memory by one action: `grow` at its start, `shrink` at its end.
 struct Effect {
   double grow = 0;
   double shrink = 0;
@@ -73,7 +73,7 @@ double replay_memory(const Schedule& schedule, const Costs& costs, const Arrival
       changes.push_back({times[i].end, -costs.of(part.stage()).buffer_memory});
     });
   }
-  // The rank's own changes are in order already, and at equal times what was released comes before what is taken.
+  // Without messages, the changes are sorted already. At equal times, memory is released before it is taken.
   if (changes.size() > own) {
     std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
       return a.time < b.time || (a.time == b.time && a.amount < b.amount);

@@ -18,9 +18,9 @@ namespace {
 
 using detail::RecordedStep;
 
-constexpr double kMostOfBackward = 0.75;  // of a B, for an I that was never seen
+constexpr double kMostOfBackward = 0.75;  // largest share of a B for an I that was not recorded
 constexpr double kNoJitter = 1e-6;
-constexpr std::size_t kLeastRuns = 51;  // of a prediction
+constexpr std::size_t kLeastRuns = 51;  // simulations per prediction
 constexpr std::size_t kMostRuns = 500;
 
 class Profiler {
@@ -32,7 +32,7 @@ class Profiler {
         between_(static_cast<std::size_t>(placement_.ranks())),
         work_(placement_) {}
 
-  /// Called for all steps before their actions are added: message times tell which part of a wait is a cost.
+  /// Call for all steps before `add_actions`: message times tell which part of a wait is a cost.
   void add_messages(const RecordedStep& step) {
     for (std::size_t r = 0; r < step.ranks().size(); ++r) {
       for (const Span& span : step.ranks()[r]) {
@@ -46,10 +46,10 @@ class Profiler {
   }
   void close_messages() { links_.close(); }
 
-  /// Behind all messages.
+  /// Call after `close_messages`.
   void add_actions(const RecordedStep& step) { work_.add(step, links_); }
 
-  /// A rank's next step begins some time after all ranks have ended the one before.
+  /// Records each rank's time from the end of a step on all ranks to the start of its next step.
   void add_pause(const RecordedStep& before, const RecordedStep& after) {
     for (std::size_t r = 0; r < between_.size(); ++r) {
       between_[r].push_back(std::max(0.0, after.begin_of(RankId(r)) - before.end()));
@@ -98,15 +98,15 @@ class Profiler {
   Profile& profile_;
   const Placement& placement_;
   std::vector<Bytes> bytes_;                  // by stage
-  std::vector<std::vector<double>> between_;  // by rank: seconds from the end of a step on all ranks to its next
+  std::vector<std::vector<double>> between_;  // by rank: seconds from the end of a step on all ranks to its next step
   detail::LinkProfile links_;
   detail::WorkProfile work_;
 };
 
-/// Steps of one recording that count, and the one before them.
+/// The counted steps of one recording, preceded by the last skipped step if there is one.
 struct Run {
   std::vector<RecordedStep> steps;
-  bool has_before = false;  // the first one is only what came before
+  bool has_before = false;  // the first step is the skipped one
 };
 
 Run run_of(const Recording& recording, const Placement& placement, int skip) {
@@ -135,7 +135,7 @@ void check_ranks(const StepTimelines& step) {
   }
 }
 
-/// Whatever a rank has recorded is of stages that it computes.
+/// Throws InvalidArgument for an action of a stage that its rank does not compute.
 void check_stages(const StepTimelines& step, const Placement& placement) {
   for (std::size_t r = 0; r < step.size(); ++r) {
     for (const Span& span : step[r]) {
@@ -152,7 +152,7 @@ void check_stages(const StepTimelines& step, const Placement& placement) {
   }
 }
 
-/// Where stages were, in all steps of all recordings alike.
+/// The placement of all steps of all recordings. Throws InvalidArgument when they differ.
 Placement common_placement(std::span<const Recording> recordings) {
   std::optional<Placement> placement;
   for (const Recording& recording : recordings) {
@@ -224,7 +224,7 @@ Profile profile(std::span<const Recording> recordings, const ProfileOptions& opt
 double predicted_period(const Profile& profile, const Schedule& schedule) {
   const std::size_t steps = profile.paces.size();
   if (steps <= 1 && profile.jitter < kNoJitter) return simulate(schedule, profile.costs).makespan;
-  // Every step that was recorded has its share of the runs; ranks take consecutive seeds, which no two runs share.
+  // Each recorded step gets the same number of runs. Ranks use consecutive seeds, so seeds of runs are kMaxRanks apart.
   const std::size_t shares = std::max<std::size_t>(1, std::min(steps, kMostRuns));
   const std::size_t runs = shares * ((kLeastRuns + shares - 1) / shares);
   std::vector<double> periods;

@@ -20,7 +20,7 @@ RecordedStep::RecordedStep(const StepTimelines& step, const Placement& placement
       begin_ = std::min(begin_, span.start);
       end_ = std::max(end_, span.end);
     }
-    // What ran beside the others is last.
+    // Actions that ran in another thread come last.
     std::stable_sort(ranks_[r].begin(), ranks_[r].end(),
                      [](const Span& a, const Span& b) { return a.beside != b.beside ? b.beside : a.start < b.start; });
   }
@@ -68,7 +68,7 @@ Schedule computed_schedule(const StepTimelines& step, const std::string& name) {
 std::vector<double> clocks_ahead(const Recording& recording, const Placement& placement) {
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   const std::vector<double> none(ranks, 0.0);
-  // The shortest way of any message between two ranks, as their clocks tell it.
+  // The shortest delay of any message between two ranks, by their clocks.
   std::map<std::pair<std::size_t, std::size_t>, double> shortest;
   for (const StepTimelines& timelines : recording.steps) {
     const RecordedStep step(timelines, placement, none);
@@ -98,7 +98,7 @@ std::vector<double> clocks_ahead(const Recording& recording, const Placement& pl
       const double way_there = there == shortest.end() ? 0 : there->second;
       const double way_back = back == shortest.end() ? 0 : back->second;
       if (way_there >= 0 && way_back >= 0) continue;
-      // Both ways take the same time; one that is not known takes none.
+      // Assumes the same delay in both directions; a direction without messages counts as 0.
       if (there == shortest.end()) {
         ahead[to] -= way_back;
       } else if (back == shortest.end()) {

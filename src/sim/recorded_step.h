@@ -10,33 +10,33 @@
 
 namespace stagecraft::detail {
 
-/// A message from the end of its SEND to the beginning of its consumer, all on one clock.
+/// A message from the end of its SEND to the start of its consumer, in seconds on one clock.
 struct RecordedMessage {
   RankId from;
   RankId to;
   std::int64_t bytes = 0;
   double sent = 0;    ///< End of the SEND.
-  double asked = 0;   ///< When the consumer was ready for it.
-  double waited = 0;  ///< How long it then took to have it.
+  double asked = 0;   ///< When the consumer began to wait.
+  double waited = 0;  ///< How long the consumer waited.
 
-  /// It was sent only after the consumer had begun to wait: what the wait lasted beyond is the message's way.
+  /// Whether the message was sent after the consumer had begun to wait. `delay` is then its transfer time.
   [[nodiscard]] bool was_late() const { return sent >= asked; }
   [[nodiscard]] double delay() const { return asked + waited - sent; }
 };
 
-/// One step, its actions told apart from their messages.
+/// One recorded step, with clocks aligned and messages matched to their consumers.
 class RecordedStep {
  public:
-  /// `ahead`: by how much each rank's clock is ahead of the first one's.
+  /// `ahead` is by how many seconds each rank's clock is ahead of rank 0's.
   RecordedStep(const StepTimelines& step, const Placement& placement, const std::vector<double>& ahead);
 
   RecordedStep(RecordedStep&&) = default;
-  RecordedStep(const RecordedStep&) = delete;  // it points into itself
+  RecordedStep(const RecordedStep&) = delete;  // sends_ points into ranks_
   RecordedStep& operator=(const RecordedStep&) = delete;
 
   /// The message that a compute action consumed, if any.
   [[nodiscard]] std::optional<RecordedMessage> message_for(const Span& consumer, RankId rank) const;
-  /// B or I: which of the two this stage did for this microbatch.
+  /// Whether the stage ran a B or an I for this microbatch.
   [[nodiscard]] ActionKind backward_of(StageId stage, MicrobatchId microbatch) const;
 
   [[nodiscard]] const StepTimelines& ranks() const { return ranks_; }
@@ -50,7 +50,7 @@ class RecordedStep {
   using Key = std::tuple<ActionKind, std::int32_t, std::int32_t>;
   static Key key_of(const Action& action) { return {action.kind(), action.stage().value, action.microbatch().value}; }
 
-  StepTimelines ranks_;  // in the order of time, on one clock
+  StepTimelines ranks_;  // in order of time, on one clock
   const Placement& placement_;
   std::map<Key, const Span*> sends_;
   std::map<std::pair<std::int32_t, std::int32_t>, ActionKind> backwards_;
@@ -58,11 +58,11 @@ class RecordedStep {
   double end_ = 0;
 };
 
-/// What was computed and reduced, as a schedule without messages. Throws ScheduleError when it is none.
+/// The recorded computes and REDUCE_GRADs as a schedule without messages. Throws ScheduleError when they are not one.
 Schedule computed_schedule(const StepTimelines& step, const std::string& name);
 
-/// By how much each rank's clock is ahead of the first one's. Ranks of one machine share a clock: only messages that
-/// would have arrived before they were sent tell that they do not.
+/// By how many seconds each rank's clock is ahead of rank 0's. Clocks count as equal unless a message seems to have
+/// arrived before it was sent.
 std::vector<double> clocks_ahead(const Recording& recording, const Placement& placement);
 
 }  // namespace stagecraft::detail

@@ -9,7 +9,7 @@
 
 namespace stagecraft::detail {
 
-/// When messages reach the rank of their consumer.
+/// Arrival times of messages at the rank of their consumer.
 struct Arrivals {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -21,7 +21,7 @@ struct Arrivals {
     return (send.kind() == ActionKind::kSendForward ? forward : backward)(send.stage(), send.microbatch());
   }
 
-  // By the stage that gives it.
+  // Indexed by the sending stage.
   StageMicrobatchTable<double> forward;
   StageMicrobatchTable<double> backward;
 };

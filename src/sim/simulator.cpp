@@ -14,7 +14,7 @@ namespace {
 
 using detail::Arrivals;
 
-/// Runs each rank as far as its messages have come. Times depend on the rank's own past and on arrivals alone, so the
+/// Runs each rank as far as its messages have arrived. Times depend only on the rank's own past and on arrivals, so the
 /// order in which ranks are visited does not matter.
 class Replay {
  public:
@@ -57,7 +57,7 @@ class Replay {
   struct OutgoingLink {
     RankId to = {};
     LinkCosts costs = {};
-    double free = 0;  // when its bandwidth is
+    double free = 0;  // when the last transfer ends
   };
   struct Rank {
     double now = 0;

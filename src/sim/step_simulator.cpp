@@ -10,8 +10,8 @@
 namespace stagecraft {
 namespace {
 
-/// What has happened to a (stage, microbatch) so far. "Seen" is what other ranks know of a compute action when no
-/// message tells them: it follows one step later.
+/// What has happened to a (stage, microbatch) so far. In a schedule without messages, other ranks see a result one step
+/// after it is computed ("Seen").
 enum Past : std::uint8_t {
   kForwardDone = 1,
   kBackwardDone = 2,
@@ -44,8 +44,8 @@ class StepReplay {
   int run(Emit&& emit) {
     int step = 0;
     for (; awake_.next(0) != RankSet::npos; ++step) {
-      // A rank that finds its action not ready sleeps until something happens that could change that. The second sweep
-      // is for ranks woken by a higher rank in the same step.
+      // A rank whose next action is not ready sleeps until another rank wakes it. The second sweep is for ranks woken
+      // by a higher rank in the same step.
       const bool progress = sweep(step, emit);
       sweep(step, emit);
       let_others_see();

@@ -29,7 +29,7 @@ StageMicrobatchTable<Slots> slots_of(const Schedule& schedule) {
 }  // namespace
 
 bool is_timetable(const Schedule& schedule) {
-  // A lowered row has slots for messages, which ranks have in different numbers: its slots are not a clock.
+  // The rows of a lowered schedule have different numbers of messages, so their slots are not a common clock.
   if (schedule.is_lowered() || !verify(schedule).ok()) return false;
   const auto slots = slots_of(schedule);
   for (int s = 0; s + 1 < schedule.stages(); ++s) {

@@ -71,7 +71,7 @@ JitterOutcome simulate_jitter(const Schedule& schedule, const Costs& costs, doub
   std::vector<double> makespans;
   std::vector<double> spans;
   for (int i = 0; i < runs; ++i) {
-    // Ranks take consecutive seeds, so runs keep apart by more than there can be ranks.
+    // Ranks use consecutive seeds, so the seeds of runs are kMaxRanks apart.
     const std::uint64_t own = seed + static_cast<std::uint64_t>(i) * static_cast<std::uint64_t>(kMaxRanks);
     const Simulation simulation = simulate(schedule, costs, {.jitter = jitter, .seed = own});
     makespans.push_back(simulation.makespan);

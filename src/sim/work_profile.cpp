@@ -9,11 +9,11 @@
 namespace stagecraft::detail {
 namespace {
 
-// Paces are found by costs and costs by paces, in turns until neither moves.
+// Paces are computed from costs and costs from paces, alternating until both converge.
 constexpr int kMostTurns = 200;
 constexpr double kSettled = 1e-12;
 
-/// The kind of action whose cost an action is part of.
+/// The kind of action to whose cost the time of `action` is added.
 ActionKind charged_kind(const RecordedStep& step, const Action& action) {
   switch (action.kind()) {
     case ActionKind::kSendForward:
@@ -69,7 +69,7 @@ void WorkProfile::close() {
   make_paces_typical();
 }
 
-/// The median over steps of the mean within each, at pace 1: the time of a step adds up means, not medians.
+/// A cost is the median over steps of the mean within each step, at pace 1: the time of a step is a sum of means.
 void WorkProfile::set_costs() {
   costs_.assign(static_cast<std::size_t>(placement_.stages()), KindCosts{});
   for (std::size_t s = 0; s < costs_.size(); ++s) {
@@ -85,7 +85,7 @@ void WorkProfile::set_costs() {
   }
 }
 
-/// What a rank's work took in a step, beside what it costs. Returns the largest change.
+/// A pace is the time of a rank's work in a step, divided by its cost. Returns the largest change of a pace.
 double WorkProfile::set_paces() {
   double change = 0;
   for (std::size_t step = 0; step < steps_.size(); ++step) {
@@ -124,7 +124,7 @@ void WorkProfile::make_paces_typical() {
   }
 }
 
-/// Long actions count more: they are what others wait for.
+/// Long actions have more weight, because other ranks wait for them.
 double WorkProfile::jitter_of(const StepSums& step) {
   double variance = 0;
   double squares = 0;

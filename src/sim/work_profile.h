@@ -9,27 +9,27 @@
 
 namespace stagecraft::detail {
 
-/// What actions cost their ranks. A rank is now faster, now slower, for a whole step at least: in a step, an action
-/// takes its cost times the rank's pace. First `add` all steps, then `close`, then the rest.
+/// Costs of actions. The speed of a rank varies between steps: in one step, an action takes its cost times the rank's
+/// pace. Call `add` for all steps, then `close`, then the others.
 class WorkProfile {
  public:
   explicit WorkProfile(const Placement& placement) : placement_(placement) {}
 
-  /// The links say which part of a wait is a cost.
+  /// `links` tells which part of a wait is a cost.
   void add(const RecordedStep& step, const LinkProfile& links);
   void close();
 
   [[nodiscard]] bool has(StageId stage, ActionKind kind) const { return cost_of(stage, kind) >= 0; }
-  /// The mean of one action in a step of median pace; 0 if there was none.
+  /// Mean seconds of one action in a step of median pace; 0 if there was none.
   [[nodiscard]] double cost(StageId stage, ActionKind kind) const { return std::max(0.0, cost_of(stage, kind)); }
-  /// By step, by rank: of each rank the median is 1.
+  /// Indexed by step, then rank. The median of each rank is 1.
   [[nodiscard]] const std::vector<std::vector<double>>& paces() const { return paces_; }
-  /// How much actions of one stage and kind vary within a step, as a part of their time.
+  /// Relative standard deviation of actions of one stage and kind within a step, at most 1.
   [[nodiscard]] double jitter() const;
 
  private:
   struct Sums {
-    std::array<double, kActionKinds> seconds{};  // with the messages of the actions
+    std::array<double, kActionKinds> seconds{};  // including the actions' messages
     std::array<double, kActionKinds> count{};
     std::array<double, kActionKinds> own{};  // seconds, without messages
     std::array<double, kActionKinds> squares{};
@@ -48,7 +48,7 @@ class WorkProfile {
 
   const Placement& placement_;
   std::vector<StepSums> steps_;
-  std::vector<KindCosts> costs_;            // by stage; -1 for what was not seen
+  std::vector<KindCosts> costs_;            // by stage; -1 for kinds that were not recorded
   std::vector<std::vector<double>> paces_;  // by step, by rank
 };
 

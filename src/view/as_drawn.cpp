@@ -5,8 +5,8 @@
 namespace stagecraft {
 namespace {
 
-/// Ranks that wait for each other in turn need steps in proportion to all actions, so the table can be far larger than
-/// the rows it comes from.
+/// Throws above kMaxSlots. If only one rank runs at a time, the number of steps is that of all actions, so the table
+/// can be far larger than the rows.
 void refuse_too_many_slots(int ranks, int steps) {
   if (std::int64_t{ranks} * steps <= kMaxSlots) return;
   throw InvalidArgument(std::to_string(ranks) + " ranks over " + std::to_string(steps) + " steps are more than " +

@@ -10,7 +10,7 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 constexpr std::string_view kEllipsis = "\xE2\x80\xA6";
 
-/// Calls `visit` with each code point as UTF-8.
+/// Calls `visit` with each code point as UTF-8; invalid bytes become the replacement character.
 template <typename Visit>
 void for_each_code_point(std::string_view text, Visit&& visit) {
   while (!text.empty()) {
@@ -24,7 +24,7 @@ bool is_control(std::string_view code_point) {
   return code_point.size() == 1 && static_cast<unsigned char>(code_point[0]) < 0x20;
 }
 
-/// XML 1.0 has no way to write these, not even as a character reference.
+/// Characters that XML 1.0 cannot represent, not even as a character reference.
 bool is_forbidden_in_xml(std::string_view code_point) {
   return is_control(code_point) || code_point == "\xEF\xBF\xBE" || code_point == "\xEF\xBF\xBF";
 }

@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
-/// Names come from users and file names, so they may be any bytes. JSON and XML want valid UTF-8 without certain
-/// characters: what cannot be kept becomes U+FFFD, the replacement character.
+/// Escaping of names, which come from users and file names and may be any bytes. JSON and XML need valid UTF-8 without
+/// certain characters: anything else becomes U+FFFD, the replacement character.
 namespace stagecraft::detail {
 
 /// Without the surrounding quotes.

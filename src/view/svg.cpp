@@ -21,7 +21,7 @@ using detail::num;
 
 constexpr double kAxisFont = 9;
 constexpr double kAxisHeight = 18;
-constexpr double kLegendRight = 1200;  // of a wide picture too: the legend is read without scrolling
+constexpr double kLegendRight = 1200;  // also for wide pictures, so that the legend needs no scrolling
 constexpr std::size_t kLongestTitle = 80;
 
 void refuse_too_many_cells(const detail::SvgContents& contents) {
@@ -47,7 +47,7 @@ std::string summary(const Schedule& schedule, const detail::SvgContents& content
   return text;
 }
 
-/// Steps between two ticks whose numbers do not touch: 1, 2, 5, 10, 20, ...
+/// Steps between two ticks so that their numbers do not touch: 1, 2, 5, 10, 20, ...
 int tick_distance(const detail::SvgContents& contents, double cell_width) {
   const double needed = detail::text_width(std::to_string(contents.steps), kAxisFont) + 8;
   for (int power = 1;; power *= 10) {
@@ -115,7 +115,7 @@ class SvgWriter {
     out_ << "</g>\n";
   }
 
-  /// Ticks point away from the rows: `direction` is 1 below them, -1 above.
+  /// Ticks point away from the rows: `direction` is 1 below the rows, -1 above.
   void write_axis(double y, int direction) {
     const int distance = tick_distance(contents_, layout_.cell_width);
     std::string ticks;

@@ -12,10 +12,10 @@ namespace stagecraft::detail {
 namespace {
 
 constexpr double kChartFont = 9;
-constexpr double kNarrowest = 0.3;  // of what can still be seen
+constexpr double kNarrowest = 0.3;  // least visible width of a cell in pixels
 constexpr double kMostTicks = 12;
 
-/// 1, 2 or 5 times a power of ten, about a tenth of the whole.
+/// 1, 2 or 5 times a power of ten, such that there are at most kMostTicks ticks.
 double tick_distance(double whole) {
   const double power = std::pow(10.0, std::floor(std::log10(std::max(whole, 1e-9) / 10)));
   for (const double factor : {1.0, 2.0, 5.0}) {

@@ -7,14 +7,14 @@
 #include "svg_layout.h"
 #include "svg_style.h"
 
-/// Charts over time, a row for each rank: what those of simulated and of measured runs have in common.
+/// Common parts of the charts of simulated and of recorded runs: time to the right, one row per rank.
 namespace stagecraft::detail {
 
-inline constexpr double kChartLeft = 76;  // where time 0 is
+inline constexpr double kChartLeft = 76;  // x of time 0
 inline constexpr double kChartWidth = 1200;
 inline constexpr double kChartRight = kChartLeft + kChartWidth;
 
-/// The page with its title and legend, and where the rows are.
+/// The page with its title and legend, and the top and bottom of the rows.
 struct ChartFrame {
   std::string text;
   double top = 0;
@@ -25,17 +25,17 @@ struct ChartFrame {
 ChartFrame chart_frame(SvgContents contents, double pitch, std::string_view name, std::string_view title,
                        std::string_view subtitle);
 
-/// Pixels for each unit of time, if `whole` is to be seen.
+/// Pixels per unit of time such that `whole` fills the chart.
 double chart_scale(double whole);
 
-/// The rank's name and the ground of its row; the row's cells come next, and then `kChartRowEnd`.
+/// The rank's name and the background of its row; write the row's cells next, then `kChartRowEnd`.
 std::string chart_row(std::size_t rank, const Box& ground);
 inline constexpr std::string_view kChartRowEnd = "</g>\n";
 
-/// An action, with its label if there is room, and what a browser shows of it.
+/// The cell of an action, with its label if it fits; `title` is the hover text.
 std::string chart_cell(const Action& part, int shade, const Box& box, std::string_view title);
 
-/// Times below the rows, from 0 to `whole`, each with its unit.
+/// The time axis below the rows, from 0 to `whole`; each number is followed by `unit`.
 std::string chart_axis(double bottom, double whole, std::string_view unit);
 
 }  // namespace stagecraft::detail

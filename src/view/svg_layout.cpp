@@ -11,20 +11,20 @@ namespace stagecraft::detail {
 namespace {
 
 constexpr double kScreen = 1500;   // pixels shown without scrolling
-constexpr double kWidest = 20000;  // image viewers end at 32767
-constexpr double kDigit = 0.62;    // of the font size; the widest of the common fonts needs 0.64
+constexpr double kWidest = 20000;  // image viewers support up to 32767
+constexpr double kDigit = 0.62;    // width of a digit, in font sizes; the widest common font needs 0.64
 constexpr int kHoverCells = 4000;
 constexpr std::size_t kLongestStageList = 18;
 
-/// A font, the blank around a label, and how wide the chart may become with it.
+/// A font size, the padding around a label, and the widest chart to use them for.
 struct Size {
   double font;
   double padding;
   double widest;
 };
 
-/// From comfortable to the smallest that can be read: a little scrolling is better than small print, small print better
-/// than none.
+/// From comfortable to the smallest readable size. Small fonts may scroll: some scrolling is better than a smaller
+/// font, and a small font is better than no labels.
 constexpr std::array<Size, 6> kSizes = {{{12, 7, kScreen},
                                          {11, 7, kScreen},
                                          {10, 6, kScreen},
@@ -34,17 +34,17 @@ constexpr std::array<Size, 6> kSizes = {{{12, 7, kScreen},
 
 double small_font(double font) { return std::max(7.0, font - 2); }
 
-/// The narrowest cell whose labels fit, those of compute cells or all.
+/// The narrowest cell width at which the labels fit: all labels, or only those of compute cells.
 double width_for(const SvgContents& contents, const Size& size, bool all) {
   const double compute = contents.compute_label * kDigit * size.font + size.padding;
-  // A narrower cell, and its label must clear the tip or the notch.
+  // Other cells are narrower, and their labels must not touch the tip or the notch.
   const double other = contents.other_label * kDigit * small_font(size.font) + size.padding + 5;
   const double least = (size.font >= 10 ? 2.0 : 1.6) * size.font;
   return std::ceil(std::max({compute, all && contents.other_label > 0 ? other : 0.0, least}));
 }
 
 void choose_cells(SvgLayout& layout, const SvgContents& contents) {
-  const double largest = contents.ranks > 24 ? 9 : 12;  // tall pictures get low rows
+  const double largest = contents.ranks > 24 ? 9 : 12;  // many ranks get lower rows
   for (const Size& size : kSizes) {
     if (size.font > largest) continue;
     layout.font = size.font;

@@ -42,7 +42,7 @@ double swatch_width(ActionKind kind, int stages) {
   return is_compute(kind) && kind != ActionKind::kOverlap ? kSwatch * std::clamp(stages, 1, kMostStrips) : kSwatch;
 }
 
-/// What the legend says beyond the swatches.
+/// The text of the legend after the swatches.
 std::string remark(const SvgContents& contents, bool labels) {
   std::string text = labels && contents.compute_label > 0 ? "numbers are microbatches" : "";
   if (contents.most_stages > 1) {

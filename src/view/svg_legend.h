@@ -13,7 +13,7 @@ struct SvgLegend {
   double height = 0;
 };
 
-/// Begins at (left, top); takes a new line rather than pass `right`.
+/// Starts at (left, top); starts a new line where it would extend beyond `right`.
 SvgLegend svg_legend(const SvgContents& contents, bool labels, double left, double top, double right);
 
 }  // namespace stagecraft::detail

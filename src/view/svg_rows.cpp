@@ -88,7 +88,7 @@ void SvgRows::put_cells() {
   }
 }
 
-/// Labels let the pointer through to the cell under them, whose title is the hover text.
+/// Labels ignore the pointer, so that the cell below shows its hover text.
 void SvgRows::put_labels() {
   constexpr std::array<double, 4> kMiddles = {0.5, 0.25, 0.75, 0.5};
   for (std::size_t line = 0; line < labels_.size(); ++line) {

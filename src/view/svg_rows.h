@@ -8,14 +8,13 @@
 
 namespace stagecraft::detail {
 
-/// The cells of one rank at a time. Cells of one colour are gathered into one group per row, which keeps the file
-/// small.
+/// Draws the cells of one rank at a time. Cells of one colour form one group per row, which keeps the file small.
 class SvgRows {
  public:
   SvgRows(const Schedule& schedule, const SvgContents& contents, const SvgLayout& layout)
       : schedule_(schedule), contents_(contents), layout_(layout) {}
 
-  /// The group of one rank; its top left corner is step 0's. The text is valid until the next call.
+  /// The group of one rank, with step 0 at its top left corner. The text is valid until the next call.
   const std::string& draw(int rank, double top);
 
  private:

@@ -14,8 +14,9 @@ struct Look {
   std::string_view legend;
 };
 
-/// Compute: hues that stay apart under the common forms of colour blindness (sky blue, orange, green and purple of
-/// Okabe and Ito). The rest: greys with a hint of the hue they serve, told apart by outline and letter. By ActionKind.
+/// Colours by ActionKind. Compute: hues that remain distinct under the common forms of colour blindness (sky blue,
+/// orange, green and purple of Okabe and Ito). Others: greys with a hint of the related hue, distinguished by outline
+/// and letter.
 constexpr std::array<Look, kActionKinds> kLooks = {{
     {0xebeff3, "idle"},
     {0x56b4e9, "F forward"},

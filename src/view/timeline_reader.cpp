@@ -1,4 +1,4 @@
-// The way back from trace events to what was recorded.
+// Reads trace events back into a recording.
 
 #include <fmt/format.h>
 
@@ -72,7 +72,7 @@ class Reader {
     }
   }
 
-  /// An object's number, finite and not negative.
+  /// A number of an object, finite and not negative; none after a complaint.
   std::optional<double> number(const Json& object, const std::string& key, const std::string& name) {
     if (!object.contains(key)) {
       complain(name, "is missing: give a number");
@@ -137,8 +137,8 @@ class Reader {
     return std::nullopt;
   }
 
-  /// Steps and ranks come in any order, but none is far ahead of what has been seen: a wrong number must not take all
-  /// memory.
+  /// Steps and ranks may come in any order, but their numbers must not exceed the event's index: a wrong number must
+  /// not use up all memory.
   void add(std::size_t step, std::size_t rank, const Span& span, std::size_t index) {
     if (step > index || rank > index) {
       return complain(fmt::format("traceEvents[{}]", index),

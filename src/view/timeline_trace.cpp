@@ -1,5 +1,5 @@
-// What was recorded, as trace events. Viewers show waits as slices of their own; everything that has to be read back
-// stands in the arguments of the action's slice.
+// Writes a recording as trace events. Waits are separate slices for the viewer; everything that is read back is in the
+// slice of the action and its arguments.
 
 #include <fmt/format.h>
 

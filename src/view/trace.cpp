@@ -14,10 +14,10 @@
 namespace stagecraft {
 namespace {
 
-/// The threads of a rank's process. The halves of an overlap run at once, and slices of one thread must not: they get
-/// two.
+/// The threads of a rank's process. Slices of one thread must not overlap, so the halves of an overlap are on two
+/// threads.
 enum Thread { kCompute, kOverlapped, kCommunication, kSharding };
-/// Viewers take thread 0 of process 0 for the system's idle thread.
+/// Counts from 1, since viewers take thread 0 of process 0 for the system's idle thread.
 constexpr int tid_of(int thread) { return thread + 1; }
 constexpr std::array<std::string_view, 4> kThreadNames = {"compute", "compute, overlapped", "communication",
                                                           "sharding"};
@@ -28,7 +28,7 @@ constexpr Thread thread_of(ActionKind kind) {
   return is_compute(kind) ? kCompute : kSharding;
 }
 
-/// Equal for a SEND and its RECV, and for nothing else: direction, receiving stage and microbatch in one number.
+/// A number shared only by a SEND and its RECV: direction, receiving stage and microbatch.
 std::uint64_t message_id(const Action& a) {
   const Action receive = is_send(a.kind()) ? counterpart(a) : a;
   const std::uint64_t backward = receive.kind() == ActionKind::kRecvBackward ? 1 : 0;
@@ -36,8 +36,8 @@ std::uint64_t message_id(const Action& a) {
   return (stage << 32 | static_cast<std::uint32_t>(receive.microbatch().value)) << 1 | backward;
 }
 
-/// The messages with both ends in the schedule, sorted; an arrow with one end is an error to the viewer. The place in
-/// the list is the arrow's id: viewers keep ids as doubles, which a packed id may exceed.
+/// The messages with both ends in the schedule, sorted; viewers refuse an arrow with one end. The index in this list is
+/// the arrow's id, since viewers store ids as doubles, which cannot hold every message_id.
 std::vector<std::uint64_t> paired_messages(const Schedule& schedule) {
   std::vector<std::uint64_t> sent;
   std::vector<std::uint64_t> received;
@@ -70,7 +70,7 @@ class TraceWriter {
   }
 
  private:
-  /// Text is handed on in pieces: an event is too small for a write of its own, a row may be too large to hold.
+  /// Buffers events: one event is too small for a write of its own, a row may be too large to hold.
   template <typename... Args>
   void event(fmt::format_string<Args...> format, Args&&... args) {
     buffer_ += first_ ? "\n" : ",\n";
@@ -128,8 +128,8 @@ class TraceWriter {
           kCategories[thread], rank, tid_of(thread), slot, args);
   }
 
-  /// An arrow leaves at the middle of its SEND and arrives three quarters into its RECV: a step may hold both, and an
-  /// arrow must not end before it begins.
+  /// An arrow leaves at the middle of its SEND and arrives three quarters into its RECV: both may be in the same step,
+  /// and an arrow must not end before it begins.
   void write_flow(int rank, std::size_t slot, const Action& action) {
     const std::uint64_t id = message_id(action);
     const auto found = std::lower_bound(messages_.begin(), messages_.end(), id);

@@ -1,4 +1,4 @@
-// Convolutions of every kind: the operators behind which oneDNN and its kernels stand.
+// Convolutions of every kind: the operators that oneDNN computes.
 
 #include "concurrency/operators.h"
 
@@ -12,12 +12,12 @@ struct Shape {
   std::int64_t kernel = 3;
   std::int64_t stride = 1;
   std::int64_t dilation = 1;
-  /// 0: as many as channels.
+  /// 0: one group per channel (depthwise).
   std::int64_t groups = 1;
   bool bias = true;
   bool transposed = false;
   bool channels_last = false;
-  /// Channels come in multiples of this: kernels for wide layers are others.
+  /// Channels are multiples of this: wide layers use other kernels.
   std::int64_t width = 1;
 };
 

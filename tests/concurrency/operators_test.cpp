@@ -1,7 +1,7 @@
 // Every operator that models are made of, on several ranks of one process at once: the same bits as on one thread.
 //
 // LibTorch calls other libraries that are not always safe between threads (kernels picked at the first call, primitives
-// that keep a caller's pointers), and an unsafe one gives wrong numbers in silence. STAGECRAFT_THREAD_SAFETY_SECONDS is
+// that keep a caller's pointers), and an unsafe one silently gives wrong numbers. STAGECRAFT_THREAD_SAFETY_SECONDS is
 // the time to search for one; every operator is tried at least once per number of ranks. To look closer:
 // STAGECRAFT_THREAD_SAFETY_ONLY is a part of the names to try, STAGECRAFT_THREAD_SAFETY_SEED repeats a run.
 
@@ -115,8 +115,8 @@ struct Finding {
   std::string first;
 };
 
-/// All ranks do all calls: `together`, each at the same moment on all ranks, so that they meet at the first use of a
-/// shape; or each rank in an order of its own.
+/// All ranks make all calls. With `together`, all ranks make each call at the same moment, so that they meet at the
+/// first use of a shape; otherwise each rank has its own order.
 void try_calls(const std::vector<Call>& calls, int ranks, bool together, std::map<std::string, Finding>& findings) {
   std::vector<std::vector<Outcome>> got(static_cast<std::size_t>(ranks), std::vector<Outcome>(calls.size()));
   std::barrier<> meeting(ranks);
@@ -131,7 +131,7 @@ void try_calls(const std::vector<Call>& calls, int ranks, bool together, std::ma
   };
   const LaunchOptions options = {.ranks = ranks, .threads_per_rank = 1};
   run_ranks(options, [&](World& world) { run(world.rank().value, together); });
-  // One thread, afterwards: what the ranks have set up together is not set up before them.
+  // The single thread runs last, so that the ranks are the first to initialise the operators.
   run_ranks({.ranks = 1, .threads_per_rank = 1}, [&](World&) {
     for (int r = 0; r < ranks; ++r) {
       for (std::size_t i = 0; i < calls.size(); ++i) {

@@ -1,4 +1,4 @@
-// Functions of one number: vectorised, some of them by MKL or by tables that are set up at the first call.
+// Elementwise functions: vectorised, some by MKL or with tables that are set up at the first call.
 
 #include "concurrency/operators.h"
 

@@ -10,8 +10,8 @@
 
 namespace stagecraft::conformance {
 
-/// A transport for tests: messages reach the channel below late and in another order, wherever tags allow it. A notice
-/// stays behind the messages to the same rank that were sent before it.
+/// A channel for tests that delivers messages to the channel below late and, as far as tags allow, in another order. A
+/// notice never overtakes earlier messages to the same rank.
 class DelayingChannel : public Channel {
  public:
   DelayingChannel(std::unique_ptr<Channel> below, unsigned seed)
@@ -65,7 +65,7 @@ class DelayingChannel : public Channel {
           if (before.to == item.to) item.due = std::max(item.due, before.due);
         }
       }
-      // In the order of their times; of those alike, the last comes last.
+      // By delivery time; equal times in the order of sending.
       const auto later =
           std::find_if(items_.begin(), items_.end(), [&](const Item& other) { return other.due > item.due; });
       items_.insert(later, std::move(item));
@@ -73,7 +73,7 @@ class DelayingChannel : public Channel {
     changed_.notify_all();
   }
 
-  /// What is left when the rank ends is delivered before it does.
+  /// Delivers the remaining messages before the rank ends.
   void carry() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -101,7 +101,7 @@ class DelayingChannel : public Channel {
   }
 
   std::unique_ptr<Channel> below_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::mt19937 random_;
   std::list<Item> items_;

@@ -62,7 +62,7 @@ inline std::vector<Fabric> fabrics() {
   return {{"Local", run_local}, {"Delaying", run_delaying}};
 }
 
-/// Those that can have so many ranks in this run.
+/// The transports that can have this number of ranks in this run.
 inline std::vector<Fabric> fabrics_of(int ranks) {
   return processes() > 0 && processes() != ranks ? std::vector<Fabric>() : fabrics();
 }
@@ -80,7 +80,7 @@ inline at::Tensor pattern(std::int64_t size, at::ScalarType type, std::int64_t s
   return (at::arange(size, at::kLong) * 7 + seed).remainder(100).to(type);
 }
 
-/// Tests for so many ranks, with any transport.
+/// Tests with a fixed number of ranks, for any transport.
 template <int kRanks>
 class Rules : public testing::TestWithParam<Fabric> {
  protected:
@@ -90,7 +90,7 @@ using RulesForTwo = Rules<2>;
 using RulesForThree = Rules<3>;
 using RulesForFour = Rules<4>;
 
-/// After a wait that took too long, a settlement that is given up soon may be repeated.
+/// Repeats `settle` while it is aborted, which may happen after a timeout.
 inline std::optional<Failure> settle_when_all_have_come(Transport& transport) {
   for (int i = 0; i < 20; ++i) {
     try {

@@ -22,7 +22,7 @@ class Groups : public testing::TestWithParam<GroupCase> {
   }
 };
 
-/// What `all_reduce` and the others should give, from what all members have.
+/// The expected results of `all_reduce` and the other collectives, from the inputs of all members.
 at::Tensor expected_reduction(const std::vector<at::Tensor>& all, Reduction reduction) {
   const at::Tensor stacked = at::stack(all).to(at::kDouble);
   if (reduction == Reduction::kMax) return std::get<0>(stacked.max(0));
@@ -140,7 +140,7 @@ TEST_P(Groups, NoRankLeavesABarrierBeforeTheLastHasCome) {
 
 TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
   run([](Transport& transport, Group& group) {
-    // Also a world cut into two groups that know nothing of each other.
+    // Also in a world divided into two independent groups.
     std::vector<RankId> alike;
     for (int r = transport.rank().value % 2; r < transport.ranks(); r += 2) alike.emplace_back(r);
     MessageGroup half(transport, alike, transport.new_group_id(), kPatience);

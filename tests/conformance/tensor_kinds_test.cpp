@@ -26,7 +26,7 @@ at::Tensor sparse_numbers(int seed) {
 
 std::vector<KindOfTensor> kinds_of_tensors() {
   std::vector<KindOfTensor> kinds;
-  for (const std::int64_t size : {3, 90}) {  // inside the envelope of a message, and beside it
+  for (const std::int64_t size : {3, 90}) {  // small enough for the envelope of a message, and too large
     const std::string by = "_" + std::to_string(size);
     kinds.push_back({"dense" + by, [=](int s) { return numbers({size, size}, s); }});
     kinds.push_back({"bool" + by, [=](int s) { return numbers({size, size}, s) > 0; }});

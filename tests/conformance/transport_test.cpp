@@ -1,5 +1,5 @@
-// What every transport must do, over numbers of ranks, sizes, orders and types. By itself the program tests ranks as
-// threads; under mpirun it tests processes, those cases that want as many ranks as were started.
+// What every transport must do, over numbers of ranks, sizes, orders and types. Started alone, the program tests ranks
+// as threads; under mpirun it tests processes, in the cases for the number of ranks that were started.
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -130,7 +130,7 @@ TEST_P(RulesForFour, AbortEndsAllWaitingAndTheNextStepWorks) {
     for (int round = 0; round < 3; ++round) {
       if (transport.rank() == RankId(2)) {
         std::this_thread::sleep_for(20ms);
-        transport.send(RankId(0), tag(round + 10), {{at::ones({1})}, ""});  // nobody will want it
+        transport.send(RankId(0), tag(round + 10), {{at::ones({1})}, ""});  // never received
         transport.abort({RankId(2), "something broke"});
       } else {
         try {
@@ -144,7 +144,7 @@ TEST_P(RulesForFour, AbortEndsAllWaitingAndTheNextStepWorks) {
       const auto failure = transport.settle(kPatience);
       ASSERT_TRUE(failure.has_value());
       EXPECT_EQ(failure->rank, RankId(2));
-      // As new: what was sent before is gone, what is sent now arrives.
+      // As new: messages sent before are gone, new ones arrive.
       const RankId next((transport.rank().value + 1) % 4), previous((transport.rank().value + 3) % 4);
       transport.send(next, tag(0), {{at::full({1}, transport.rank().value)}, ""});
       EXPECT_EQ(transport.receive(previous, tag(0), kPatience).tensors[0].item<int>(), previous.value);
@@ -153,8 +153,8 @@ TEST_P(RulesForFour, AbortEndsAllWaitingAndTheNextStepWorks) {
   });
 }
 
-/// What transports remember of earlier messages must not show, whatever comes in between: more kinds of messages than
-/// they remember, forms of any length, and steps that fail with messages that nobody has received.
+/// What transports remember of earlier messages must not change what arrives: with more kinds of messages than they
+/// remember, forms of any length, and failed steps with messages that nobody has received.
 TEST_P(RulesForTwo, MessagesOfManyFormsArriveAsTheyWereSent) {
   run([](Transport& transport) {
     std::mt19937 random(7);  // the same on both ranks
@@ -214,7 +214,7 @@ TEST_P(RulesForTwo, AMessageMayBeLargerThanTwoGigabytes) {
 }
 
 #ifndef __SANITIZE_ADDRESS__  // which takes terabytes of addresses for itself
-/// Lets this process have only so many more bytes of memory than it has now.
+/// Limits the memory of this process to its present size plus this many bytes.
 class MemoryLimit {
  public:
   explicit MemoryLimit(std::uint64_t more) {
@@ -247,7 +247,7 @@ TEST_P(RulesForTwo, ARankWithoutRoomForAMessageSaysSoAndTheNextStepWorks) {
                                     "the activation of microbatch 0 from stage 0 to stage 1 from rank 0"));
         transport.abort({RankId(1), said});
       }
-      // What there was no room for is dropped in small pieces.
+      // The message that did not fit is dropped in small pieces.
       EXPECT_EQ(transport.settle(kPatience).has_value(), processes() > 0);
       const RankId peer(1 - transport.rank().value);
       transport.send(peer, tag(1), {{at::ones({30'000})}, ""});
@@ -268,8 +268,7 @@ TEST_P(RulesForTwo, ThereIsNoSuchRank) {
 
 std::string name_of(const testing::TestParamInfo<Fabric>& test) { return test.param.name; }
 
-// Under mpirun, those for another number of ranks than were started have no fabric; a run for each number is in the
-// tests.
+// Under mpirun, tests for another number of ranks have no fabric; the test list has a run for each number.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RulesForTwo);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RulesForThree);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RulesForFour);

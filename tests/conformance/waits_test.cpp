@@ -35,11 +35,11 @@ TEST_P(RulesForFour, ASlowRankIsNamedByAllThatWaitForEachOther) {
       } catch (const AbortedError& error) {
         EXPECT_THAT(error.what(), HasSubstr("rank 2, which does not wait for any rank"));
       }
-      // The slow rank has had the whole timeout already: it is not given another one to come to the end of the step.
+      // The slow rank has already had the whole timeout, and gets no second one to reach the end of the step.
       EXPECT_THAT(message_of([&] { transport.settle(kPatience); }), HasSubstr("look at what rank 2 does"));
       EXPECT_LT(std::chrono::steady_clock::now() - begin, 1300ms);
     }
-    // By and by it comes, and all are together again.
+    // Later it arrives, and all ranks are synchronised again.
     const auto failure = settle_when_all_have_come(transport);
     ASSERT_TRUE(failure.has_value());
     EXPECT_THAT(failure->message, HasSubstr("look at what rank 2 does"));
@@ -70,7 +70,7 @@ TEST_P(RulesForTwo, AThreadBesideTheMainOneDoesNotHideThatARankIsSlow) {
     } else {
       EXPECT_THAT(message_of([&] { transport.receive(peer, tag(0), 200ms); }),
                   HasSubstr("rank 1, which does not wait for any rank"));
-      // Now that its main thread has nothing to do, the other one counts.
+      // Lets rank 1's other thread finish.
       group.barrier();
     }
     EXPECT_FALSE(transport.settle(kPatience).has_value());

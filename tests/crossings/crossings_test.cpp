@@ -1,5 +1,5 @@
-// Features met in pairs, triples and more: cases drawn at random, each compared with one device. By itself the program
-// runs ranks as threads; under mpirun, processes.
+// Random combinations of features, each compared with one device. Started alone, the program runs ranks as threads;
+// under mpirun, as processes.
 //
 //   STAGECRAFT_CROSSINGS_SECONDS  how long to go on (10 unless set); a run of processes goes on for a tenth of it
 //   STAGECRAFT_CROSSINGS_SEED     runs the one case of this seed, as a failure names it
@@ -20,7 +20,7 @@
 namespace stagecraft::crossings {
 namespace {
 
-/// How a model is laid out while it trains.
+/// The layout of a model while it trains.
 struct Layout {
   std::string schedule;
   int ranks = 1;
@@ -38,7 +38,7 @@ struct Layout {
 struct Case {
   std::uint64_t seed = 0;
   Traits traits;
-  std::vector<Layout> layouts;  ///< One after the other; from one to the next goes a checkpoint.
+  std::vector<Layout> layouts;  ///< One after the other; a checkpoint goes from one to the next.
   std::int64_t rows = 8;
   int accumulated = 1;  ///< Steps per step of the optimizer.
   int updates = 2;      ///< Steps of the optimizer per layout.
@@ -228,7 +228,7 @@ class OneDevice {
           if (has_extra(traits, layer)) extra.push_back(extra_loss(between.x));
         }
         const double weight = weight_of(traits, target) / total;
-        if (weight == 0) continue;  // zeros, whatever the loss says
+        if (weight == 0) continue;  // gradients are zero, whatever the loss is
         at::Tensor loss = loss_of(traits, between.x, target) * weight;
         sum += loss.item<double>();
         for (const at::Tensor& more : extra) loss = loss + more * weight;
@@ -418,7 +418,7 @@ void compare_with_one_device(const Case& drawn, const std::string& checkpoint) t
   std::mutex mutex;
   for (std::size_t which = 0; which < drawn.layouts.size(); ++which) {
     const bool is_last = which + 1 == drawn.layouts.size();
-    std::map<std::string, at::Tensor> seen;  // weights that are on several ranks are the same, bit for bit
+    std::map<std::string, at::Tensor> seen;  // weights on several ranks must be equal bit for bit
     run_world(drawn.layouts[which], [&](World& world) {
       const Outcome got = RankOfLayout(world, drawn, static_cast<int>(which), checkpoint).train();
       const std::lock_guard lock(mutex);

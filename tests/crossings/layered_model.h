@@ -7,11 +7,11 @@
 
 #include "stagecraft/stagecraft.h"
 
-/// A model that can be cut anywhere and still draws, ties and skips the same: what one device computes is its layers in
-/// a row.
+/// A model whose dropout, ties and skip connections do not depend on the cut: one device computes its layers in
+/// sequence.
 namespace stagecraft::crossings {
 
-/// What a model has of what goes wrong easily.
+/// Features of a model that are easy to get wrong.
 struct Traits {
   int layers = 6;
   at::ScalarType type = at::kDouble;
@@ -109,7 +109,7 @@ inline at::Tensor loss_of(const Traits& traits, const at::Tensor& output, const 
   return traits.ignored ? at::cross_entropy_loss(output, target) : at::mse_loss(output, target);
 }
 
-/// How much a microbatch counts.
+/// The weight of a microbatch.
 inline double weight_of(const Traits& traits, const at::Tensor& target) {
   return traits.ignored ? (target != -100).sum().item<double>() : static_cast<double>(target.size(0));
 }

@@ -1,6 +1,6 @@
-// Every schedule gives what one device gives: losses, outputs, gradients, and what the stages keep for themselves. By
-// itself the program tests ranks as threads. Under mpirun it tests processes: every process computes what one device
-// gives, and compares what its own rank did.
+// Every schedule gives the losses, outputs, gradients and buffers of one device. Started alone, the program tests ranks
+// as threads; under mpirun it tests processes: each computes the result of one device and compares it with its own
+// rank's.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -22,7 +22,7 @@ constexpr std::uint64_t kSeed = 17;
 constexpr std::int64_t kRows = 24;
 constexpr std::int64_t kUnevenRows = 67;  // not the same for all replicas
 
-/// Recording, comparing and what comes after take nine steps.
+/// Recording, comparing and the steps after the decision: nine in all.
 constexpr AutoOptions kAutomatic = {.profile_steps = 1, .time_budget = 0.2};
 constexpr int kAutomaticSteps = 9;
 
@@ -246,7 +246,7 @@ class Subject {
   std::vector<bool> is_here_;
 };
 
-/// Bit for bit, or to the precision that sums in another order leave.
+/// Equal bit for bit, or up to rounding where sums have another order.
 void expect_close(const at::Tensor& got, const at::Tensor& expected, bool exactly, const std::string& what) {
   ASSERT_EQ(got.defined(), expected.defined()) << what;
   if (!got.defined()) return;
@@ -259,7 +259,8 @@ void expect_close(const at::Tensor& got, const at::Tensor& expected, bool exactl
   }
 }
 
-/// What a replica has of its own, losses and outputs, with its share of what one device has; gradients with all of it.
+/// Compares a replica's losses and outputs with its share of one device's, and its gradients with those of the whole
+/// batch.
 void compare(const Subject& subject, const Setting& setting, int replica, const Trace& got, const Trace& expected) {
   if (subject.is_here().back()) {
     const auto count = static_cast<std::size_t>(setting.microbatches);
@@ -276,7 +277,7 @@ void compare(const Subject& subject, const Setting& setting, int replica, const 
   for (int s = 0; s < setting.stages(); ++s) {
     const bool is_here = subject.is_here()[static_cast<std::size_t>(s)];
     for (std::size_t i = 0; i < subject.buffers_of(s); ++i, ++buffer) {
-      // Statistics of a replica are those of its share.
+      // A replica's statistics are those of its share of the batch.
       if (is_here && is_alone) expect_close(got.buffers[buffer], expected.buffers[buffer], true, "buffer");
     }
     for (std::size_t i = 0; i < subject.parameters_of(s); ++i, ++parameter) {
@@ -312,7 +313,7 @@ TEST_P(Equivalence, EqualsOneDevice) {
       for (const int microbatches : {1, 2, 3, 4, 7, 8, 12}) {
         for (const Model& model : models()) {
           for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
-            // A small cut that still has every model, every rank count and every number of microbatches.
+            // A small selection that still has every model, every rank count and every number of microbatches.
             if (!every_setting() && ++settings % 23 != 0) continue;
             compare(model, {type, GetParam(), ranks, per_rank, microbatches});
             if (testing::Test::HasFatalFailure()) return;
@@ -349,7 +350,7 @@ TEST_P(Equivalence, ReplicasEqualOneDeviceOnTheWholeBatch) {
   }
 }
 
-/// Schedules change while the gradients add up, and with them nothing else.
+/// The schedule changes while gradients accumulate; the results do not.
 TEST(EquivalenceOfAuto, EqualsOneDevice) {
   int settings = 0;
   for (const int ranks : processes() > 0 ? std::vector{processes()} : std::vector{1, 2, 3}) {

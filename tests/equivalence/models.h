@@ -9,7 +9,7 @@
 
 #include "stagecraft/stagecraft.h"
 
-/// Small models in stages, each with something that goes wrong easily.
+/// Small models in stages, each with something that is easy to get wrong.
 namespace stagecraft::equivalence {
 
 inline constexpr std::int64_t kWidth = 6;
@@ -60,7 +60,7 @@ struct Transformer : Piece {
   torch::nn::Linear up, down;
 };
 
-/// The first stage gives a second value that the last one takes, over all stages in between.
+/// The first stage returns a second value that skips all stages in between and goes to the last.
 struct Skip : Piece {
   Skip(int stage, int stages)
       : gives(stage == 0 && stages > 1), linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))) {}

@@ -1,11 +1,11 @@
-// Trains a small pipeline for ever, and has an accident on one rank at one action.
+// Trains a small pipeline for ever, with a fault on one rank at one action.
 //
 //   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
 //
 // FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps two timeouts); ACTION_NUMBER counts this
-// rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves for ever instead, the k-th time with k in
-// every weight, and the rank has its accident ACTION_NUMBER milliseconds after the first time. Ranks that are threads
-// say how they end, as processes do.
+// rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves checkpoints for ever instead, the k-th with
+// k in every weight, and the fault happens ACTION_NUMBER milliseconds after the first one. Ranks as threads print how
+// they end, as processes do.
 
 #include <torch/torch.h>
 #include <unistd.h>

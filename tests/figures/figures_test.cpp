@@ -18,7 +18,7 @@
 namespace stagecraft::figures {
 namespace {
 
-/// Half a unit in the fourth digit, and a hair for what rounds the other way.
+/// Half a unit in the fourth digit, plus a margin for rounding.
 constexpr double kFourDigits = 0.5e-4 + 1e-9;
 
 double bubble(const char* name, int p, int m, const Costs& costs, int stages_per_rank = 1) {
@@ -30,7 +30,7 @@ Schedule interleaved(int p, int m, int v) {
   return make_schedule("Interleaved1F1B", {.ranks = p, .stages_per_rank = v, .microbatches = m});
 }
 
-/// What the rule of the published 1F1B-I leaves out is one lap of messages.
+/// Idle time from a bubble rate. The rule of the published 1F1B-I leaves out one lap of messages.
 double idle_of(double bubble_rate, double work) { return work / (1 - bubble_rate) - work; }
 
 /// The rows that take little time, or all of them.
@@ -113,7 +113,7 @@ TEST(Figures, DualPipeV) {
   }
 }
 
-/// Little effort: `make figures` searches all rows in earnest.
+/// With little effort; `make figures` searches all rows fully.
 PlanResult planned(int p, int m, const Costs& costs, PlacementChoice placement, double limit, double effort,
                    int stages_per_rank = 0) {
   PlanRequest request;
@@ -163,7 +163,7 @@ TEST(PlannerFigures, ControllableMemory) {
   }
 }
 
-/// A schedule that waits for every message, has 1F1B-I's stages and full backwards, takes no more memory, and is no
+/// Expects a plan that waits for every message, has 1F1B-I's stages and full backwards, needs no more memory, and is no
 /// worse than the published cell.
 void expect_interleaved_is_attained(int p, int m, int v, const Costs& costs, double published) {
   const double limit = simulate(interleaved(p, m, v), costs).peak_memory();

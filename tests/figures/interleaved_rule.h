@@ -11,8 +11,8 @@ namespace stagecraft::figures {
 
 /// The bubble of a 1F1B-I schedule by the rule of the published cells: all but the first microbatch of a round pass
 /// from the last rank back to the first (and, as gradients, from the first to the last) without waiting for the
-/// message. No rank could do so; the rule shows that our schedule and costs are the published ones, and that this alone
-/// is the difference.
+/// message. No real rank could do so; the rule shows that our schedule and costs are the published ones, and that
+/// nothing else differs.
 inline double interleaved_by_rule(const Schedule& schedule, const Costs& costs) {
   const int p = schedule.placement.ranks();
   const ActionCosts action_costs(costs, schedule.placement);

@@ -1,5 +1,5 @@
-// Any table: `check` says yes or no and never throws; what it lets pass runs to the right result in a symbolic
-// execution, lowers, and can be simulated and drawn; no pass fails on anything with other than an Error of ours.
+// For any table, `check` accepts or refuses and never throws. An accepted schedule gives the right result in a symbolic
+// execution, lowers, and can be simulated and drawn. Passes fail only with our own Error.
 //
 // Input: one byte that chooses the passes, then the table as CSV.
 
@@ -65,8 +65,8 @@ void require_lowerable(const Schedule& compute) {
   require(verdict_of(plain).ok());
 }
 
-/// The step simulator lets a RECV wait for its SEND: what is safe under blocking messages it runs to the end, while it
-/// may refuse what needs a RECV to be posted long before.
+/// In the step simulator a RECV waits for its SEND. It runs every schedule that is safe under rendezvous to the end,
+/// but may refuse one in which a RECV must be posted long before its SEND.
 void simulate_and_draw(const Schedule& schedule, const Verdict& verdict) {
   const bool counted = accepts([&] { count_steps(schedule); });
   require(counted || !verdict.ok(CommModel::kRendezvous));
@@ -104,8 +104,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most);
 
-/// Changed bytes are rarely a table any more. So half of the time, where there is a table, its actions are changed
-/// instead.
+/// Changed bytes rarely form a table. So if the input is a table, half of the time its actions are changed instead.
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most,
                                                unsigned int seed) {
   property::Dice dice(seed);

@@ -1,5 +1,5 @@
-// Any bytes, in any pieces: read as a schedule or refused with a ParseError, and what was read is written and read
-// again without change.
+// Any bytes, read in any pieces, are a schedule or refused with a ParseError; a schedule stays the same when it is
+// written and read again.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Any bytes as a model file: read or refused with an Error, and what was read can be cut, reported and balanced.
 //
 // Input: one byte that chooses, then either a whole archive or the graph in JSON, for which the rest of the archive is
-// given. Nobody checks checksums, so that changed bytes of a real archive get far.
+// given. Checksums are not checked, so that changed bytes of a real archive reach the parsers behind.
 
 #include <algorithm>
 #include <cstdint>
@@ -44,7 +44,7 @@ std::string archive_around(std::string_view graph) {
       .finish();
 }
 
-/// Every value that a stage uses is there: received, loaded, read off or made.
+/// Every value that a stage uses is received, loaded, taken from a tensor's size or computed.
 void require_complete(const graph::Program& program, const graph::CutProgram& cut) {
   for (std::size_t s = 0; s < cut.stages.size(); ++s) {
     const graph::StageGraph& stage = cut.stages[s];
@@ -101,7 +101,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most);
 
-/// Changed bytes are rarely JSON any more. So mostly, where there is JSON, its values are changed instead.
+/// Changed bytes rarely form JSON. So if the input is JSON, mostly its values are changed instead.
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most,
                                                unsigned int seed) {
   property::Dice dice(seed);

@@ -1,7 +1,7 @@
 // Any bytes: a safetensors header is refused with a FileError, or its tensors fill the data of the file exactly.
 //
-// Input: three bytes, of which the first chooses. Even: the rest is a file. Odd: the rest is the JSON of a header,
-// whose length is put before it, and the other two bytes are the size of the data.
+// Input: three bytes and the rest. If the first byte is even, the rest is a file. If it is odd, the rest is the JSON of
+// a header, whose length is put before it, and the other two bytes are the size of the data.
 
 #include <cstdint>
 #include <cstdlib>

@@ -8,7 +8,7 @@
 
 namespace stagecraft::fuzz {
 
-/// Changes a JSON text so that it stays one: mostly by what stands elsewhere in it, so that names still fit.
+/// Changes a JSON text so that it stays valid JSON, mostly by copying from elsewhere in it, so that names still fit.
 class JsonMutation {
  public:
   using Json = nlohmann::json;

@@ -11,7 +11,7 @@ inline void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// Runs what may refuse with an Error that says something; a broken invariant is not a refusal.
+/// Runs a function that may refuse with an Error that has a message; a broken invariant is not a refusal.
 template <typename Run>
 bool accepts(Run run) {
   try {

@@ -9,7 +9,7 @@
 
 #include "stagecraft/schedule/schedule.h"
 
-/// Plain and slow versions of what the library computes cleverly.
+/// Simple and slow versions of the library's algorithms.
 namespace stagecraft::property {
 
 using MessagesByPair = std::map<std::pair<RankId, RankId>, std::vector<Action>>;

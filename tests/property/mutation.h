@@ -18,8 +18,8 @@ class Mutation {
   /// Changes the schedule and says what was done. The schedule has at least one action. Where the chosen change is not
   /// possible (a swap in a row of one), nothing changes, which is a legal mutation too.
   std::string apply() {
-    // A change of order within the row stands three times: it alone can pass, or be refused in one model and not in
-    // another.
+    // A change of order within the row is listed three times: only that can be accepted, or refused in one model and
+    // not in another.
     constexpr std::array kChanges = {
         &Mutation::swap_neighbours, &Mutation::swap_neighbours, &Mutation::swap_neighbours,   &Mutation::swap_any,
         &Mutation::move_in_row,     &Mutation::move_in_row,     &Mutation::move_in_row,       &Mutation::move_to_rank,

@@ -1,5 +1,5 @@
-// A random mistake in a lowered schedule is either refused, or harmless: whatever the verifier lets pass computes what
-// one device computes, and whatever it refuses would not have.
+// A random mistake in a lowered schedule is either refused or harmless: a schedule that the verifier accepts computes
+// what one device computes, and one that it refuses does not.
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -39,7 +39,7 @@ void expect_verdict_to_be_true(const Schedule& schedule, const std::string& muta
     if (computes_the_right_thing(outcome, schedule) != (refusal == nullptr)) {
       RC_FAIL("verdict and execution disagree: " + described(schedule, mutation, model, outcome));
     }
-    // Matched by order alone, a message that comes too early is taken for the one waited for: wrong, but not stuck.
+    // Matched by order alone, a message that arrives early is taken for the expected one: wrong, but no deadlock.
     const bool by_tag = model != CommModel::kInOrder;
     if (refusal != nullptr && !refusal->cycle.empty() && by_tag && outcome.ending != Ending::kStuck) {
       RC_FAIL("a cycle is reported, but execution is not stuck: " + described(schedule, mutation, model, outcome));

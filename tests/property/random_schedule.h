@@ -9,8 +9,8 @@
 #include "dice.h"
 #include "stagecraft/schedule/schedule.h"
 
-/// Compute-only schedules that no generator would make, but that can run: stages lie on any rank, and the actions stand
-/// in any order that respects what each needs.
+/// Compute-only schedules that no generator would make, but that can run: any placement, and any order of actions that
+/// respects their dependencies.
 namespace stagecraft::property {
 
 struct RandomShape {

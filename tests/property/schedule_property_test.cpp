@@ -1,5 +1,5 @@
-// What holds for every schedule, generated or random: it lowers, verifies, computes the right thing in every model it
-// is said to be safe in, can be simulated, keeps its memory formula, and survives being written down.
+// What holds for every schedule, generated or random: it lowers, verifies, computes the right result in every model it
+// is said to be safe in, can be simulated, keeps its memory formula, and stays the same when it is written and read.
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -38,8 +38,8 @@ void expect_safe_everywhere(const Schedule& schedule) {
   for (const CommModel model : kCommModels) expect_safe(schedule, model);
 }
 
-/// Each rank looks at its own order alone here, so only tags are safe in general; where order happens to suffice, it
-/// must be the same order at both ends.
+/// `defer_receives` considers each rank's order alone, so in general the result is safe only with tags. It is safe in
+/// order exactly if both ends have the same order.
 void expect_deferred_form_to_be_judged_rightly(const Schedule& deferred) {
   expect_safe(deferred, CommModel::kTagged);
   RC_ASSERT(verify(deferred).ok(CommModel::kInOrder) == pairs_agree_on_order(deferred));
@@ -207,7 +207,7 @@ void expect_memory_formula_to_hold(const MemoryFormula& formula, const Shape& sh
   }
 }
 
-// Not random: the formulas turn on remainders of p and m, and all small cases take a second.
+// Not random: the formulas depend on remainders of p and m, and all small cases take only a second.
 TEST(ScheduleProperty, MemoryFormulasHold) {
   EXPECT_EQ(kMemoryFormulas.size(), generators().size()) << "a schedule without a formula here";
   for (const MemoryFormula& formula : kMemoryFormulas) {

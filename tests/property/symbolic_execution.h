@@ -11,8 +11,7 @@
 #include "stagecraft/schedule/action_text.h"
 
 /// Runs a schedule on symbols instead of tensors: each value is a hash of how it came about, so two runs have the same
-/// result exactly if every stage saw the same inputs. Shares no code with the verifier, which it is there to
-/// contradict.
+/// result exactly if every stage saw the same inputs. Shares no code with the verifier, so that it can find its errors.
 namespace stagecraft::property {
 
 using Value = std::uint64_t;
@@ -92,8 +91,8 @@ inline Result sequential_result(const Schedule& schedule) {
   return result;
 }
 
-/// Messages under one of the three models. SENDs and RECVs of a rank are given in its order; a value that was received
-/// is asked for by the RECV that received it.
+/// Messages under one of the three models. SENDs and RECVs of a rank are given in its order; a received value is looked
+/// up by its RECV.
 class Messages {
  public:
   Messages(const Schedule& schedule, CommModel model) : placement_(schedule.placement), model_(model) {}
@@ -168,7 +167,7 @@ class SymbolicExecution {
       if (is_sharding(a) && placement_.contains(a.stage())) shards_[a.stage().index()] = true;
       return false;
     });
-    sharded_ = shards_;  // a stage that is ever gathered begins in pieces
+    sharded_ = shards_;  // a stage with an UNSHARD or RESHARD starts sharded
   }
 
   Outcome run() {
@@ -280,7 +279,7 @@ class SymbolicExecution {
     return messages_.received_before(receive) && !messages_.arrived(receive);
   }
 
-  /// What the neighbour stage has made, without asking how it gets here.
+  /// The neighbour stage's result, without communication.
   [[nodiscard]] std::optional<Value> handed_over(const Action& part) {
     const MicrobatchId m = part.microbatch();
     return part.kind() == ActionKind::kForward ? at(part.stage() - 1, m).output

@@ -5,7 +5,7 @@
 
 namespace stagecraft {
 
-/// What `call` throws says.
+/// The message of the exception that `call` throws.
 template <typename Call>
 std::string message_of(const Call& call) {
   try {

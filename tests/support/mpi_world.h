@@ -10,8 +10,8 @@
 #include "stagecraft/transport/mpi.h"
 #include "support/patience.h"
 
-/// A test program under mpirun: one MPI world for all its tests, which each of them must leave as new. Tensors arrive
-/// on STAGECRAFT_TEST_DEVICE, or on the CPU.
+/// A test program under mpirun: all tests share one MPI world, and each must leave it as new. Tensors arrive on
+/// STAGECRAFT_TEST_DEVICE, or on the CPU.
 namespace stagecraft {
 
 /// How many processes mpirun has started; 0 without it.

@@ -4,7 +4,7 @@
 
 namespace stagecraft {
 
-/// The timeout of ranks that are expected to come, on a machine that may be busy with other things for a minute.
+/// The timeout for ranks that are expected to arrive, on a machine that may be busy for a minute.
 inline constexpr Timeout kPatience = std::chrono::minutes(3);
 
 }  // namespace stagecraft

@@ -17,7 +17,7 @@ class ProgramBuilder {
     program_.modules.emplace_back();
   }
 
-  /// Sizes are given with a name where they are not fixed: size("s0", 8).
+  /// Dynamic sizes have a name: size("s0", 8).
   static Size size(std::string expression, std::int64_t value) { return {value, std::move(expression)}; }
 
   ValueId user(const std::string& name, std::vector<Size> sizes) {

@@ -12,8 +12,8 @@
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/transport/local.h"
 
-/// Ranks as threads whose clocks move only when they are told to, so that what is measured depends on no machine. A
-/// message takes no time, and nobody has it before it was sent.
+/// Ranks as threads with simulated clocks, so that measured times do not depend on the machine. A message takes no
+/// time, and is never received before it was sent.
 namespace stagecraft {
 
 class SimulatedClocks {

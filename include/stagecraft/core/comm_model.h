@@ -5,8 +5,8 @@
 
 namespace stagecraft {
 
-/// How messages are matched, from the most forgiving to the strictest. What is safe under a later one is safe under all
-/// before. A transport says which one it needs; a schedule is verified for that one.
+/// How a transport matches messages, from the least to the most restrictive model. A schedule that is safe under one
+/// model is safe under all earlier ones. Each transport names its model; schedules are verified for it.
 enum class CommModel {
   kTagged,      ///< Non-blocking, matched by tag (MPI, ranks as threads).
   kInOrder,     ///< Non-blocking, matched by order alone per directed pair of ranks (NCCL).

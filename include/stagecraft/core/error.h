@@ -9,7 +9,7 @@
 /// and the remedy, on one line.
 namespace stagecraft {
 
-/// What is said of an exception that is not a std::exception.
+/// Message text for an exception that is not a std::exception.
 inline constexpr const char* kUnknownException = "an exception of unknown type (not a std::exception)";
 
 class Error : public std::runtime_error {
@@ -23,8 +23,8 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
-/// Text that is not a schedule: a cell that is no action, a file that is too large. Row and column count from 1, as an
-/// editor shows them; 0 means the file as a whole.
+/// Text that is not a schedule, such as a cell that is not an action or a file that is too large. Row and column count
+/// from 1, as in an editor; 0 means the file as a whole.
 class ParseError : public Error {
  public:
   ParseError(const std::string& message, int row, int column) : Error(message), row_(row), column_(column) {}
@@ -36,8 +36,8 @@ class ParseError : public Error {
   int column_;
 };
 
-/// A schedule that must not run. Rank and step point at the action at fault (counted from 0); `step` is -1 when the
-/// fault is something that is missing.
+/// A schedule that must not run. `rank` and `step` (slot in the rank's row), counted from 0, point at the faulty
+/// action; `step` is -1 when an action is missing.
 class ScheduleError : public Error {
  public:
   ScheduleError(const std::string& message, RankId rank, int step, std::string action)
@@ -52,7 +52,7 @@ class ScheduleError : public Error {
   std::string action_;
 };
 
-/// An action of a step failed; the message holds what went wrong, and the piece of the schedule around it.
+/// An action of a step failed. The message holds the cause and an excerpt of the schedule around the action.
 class StepError : public Error {
  public:
   StepError(const std::string& message, RankId rank, std::string action)
@@ -85,20 +85,20 @@ class TransportError : public Error {
   RankId peer_;
 };
 
-/// A wait took longer than it may; the message says for what and from whom.
+/// A wait exceeded its time limit. The message says what was awaited, and from which rank.
 class TimeoutError : public TransportError {
  public:
   using TransportError::TransportError;
 };
 
-/// Another rank failed, and took this one along; `peer` is that rank, the message is what it said.
+/// Another rank failed, so this one had to stop. `peer` is the failed rank; the message is that rank's error.
 class AbortedError : public TransportError {
  public:
   using TransportError::TransportError;
 };
 
-/// A file that cannot be read or written, or does not hold what it should. The message begins with its path. A file
-/// that was to be replaced is as it was.
+/// A file cannot be read or written, or its contents are invalid. The message begins with the path. A file that was to
+/// be replaced is unchanged.
 class FileError : public Error {
  public:
   FileError(const std::string& path, const std::string& message) : Error(path + ": " + message), path_(path) {}

@@ -35,7 +35,7 @@ class Faults {
   std::size_t count_ = 0;
 };
 
-/// At most `most` bytes of the text; a longer one ends in "...".
+/// Cuts a text longer than `most` bytes to `most` bytes, the last three of them "...".
 inline std::string shortened(std::string text, std::size_t most = 40) {
   if (text.size() > most) text = text.substr(0, most - 3) + "...";
   return text;

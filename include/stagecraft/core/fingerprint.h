@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-/// A hash as short text, with which ranks compare what they were given.
+/// A hash as short text, by which ranks check that they were given the same arguments.
 namespace stagecraft {
 
 class Fingerprint {  // FNV-1a

@@ -5,7 +5,7 @@
 
 namespace stagecraft {
 
-/// 0 for an empty list; for an even count, the mean of the two middle values.
+/// The median: 0 for an empty list, and the mean of the two middle values for an even count.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

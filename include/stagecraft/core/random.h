@@ -6,11 +6,12 @@
 
 namespace stagecraft {
 
-/// SplitMix64 (Steele, Lea, Flood), and normal numbers by Box and Muller: the same numbers from the same seed on every
-/// platform, which the distributions of the standard library do not promise.
+/// SplitMix64 (Steele, Lea, Flood), and normal numbers by the Box-Muller transform. Gives the same numbers for a seed
+/// on every platform, which the distributions of the standard library do not guarantee.
 class Random {
  public:
-  /// Neighbouring seeds must not give one sequence shifted by a step, so the state is a number of the seed's sequence.
+  /// Sets the state to the first number generated from `value`: if the state were `value` itself, two seeds that differ
+  /// by the generator's increment would give the same sequence, shifted by one.
   void seed(std::uint64_t value) {
     state_ = value;
     state_ = next();
@@ -22,7 +23,7 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
     return z ^ (z >> 31);
   }
-  /// In (0, 1).
+  /// A uniform random number in (0, 1).
   double uniform() { return (static_cast<double>(next() >> 11) + 0.5) * 0x1.0p-53; }
   double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(2 * std::numbers::pi * uniform()); }
 

@@ -5,8 +5,8 @@
 
 namespace stagecraft {
 
-/// Bytes of the UTF-8 character at the front of `text`, which is not empty; 0 when there is none: cut short, overlong,
-/// a surrogate, or past U+10FFFF.
+/// Length in bytes of the UTF-8 character at the start of `text`, which must not be empty. Returns 0 for an invalid
+/// one: truncated, overlong, a surrogate, or above U+10FFFF.
 inline std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);

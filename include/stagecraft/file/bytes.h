@@ -5,10 +5,10 @@
 #include <memory>
 #include <string>
 
-/// Where bytes are read from.
+/// Random-access sources of bytes: files and memory.
 namespace stagecraft {
 
-/// Bytes that stay as they are while they are read. Any number of threads may read at the same time.
+/// Bytes that must not change while they are read. Any number of threads may read at the same time.
 class ByteSource {
  public:
   explicit ByteSource(std::string name) : name_(std::move(name)) {}
@@ -16,20 +16,20 @@ class ByteSource {
   ByteSource& operator=(const ByteSource&) = delete;
   virtual ~ByteSource() = default;
 
-  /// How messages call it.
+  /// The name used in error messages.
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] virtual std::uint64_t size() const = 0;
-  /// Throws FileError when they are not all there.
+  /// Reads exactly `size` bytes. Throws FileError when the source has fewer.
   virtual void read(std::uint64_t offset, void* into, std::size_t size) const = 0;
 
  private:
   std::string name_;
 };
 
-/// Nothing is read but what is asked for. Throws FileError when the file cannot be opened, or is not a file.
+/// Opens a file; reads only what is requested. Throws FileError when it cannot be opened or is not a regular file.
 std::shared_ptr<const ByteSource> open_file(const std::string& path);
 
-/// Takes the bytes along.
+/// A source that owns its bytes.
 std::shared_ptr<const ByteSource> bytes_in_memory(std::string name, std::string bytes);
 
 }  // namespace stagecraft

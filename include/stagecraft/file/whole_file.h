@@ -4,28 +4,28 @@
 #include <cstdint>
 #include <string>
 
-/// Files that appear whole or not at all.
+/// Files that appear complete or not at all.
 namespace stagecraft {
 
-/// "cannot write it: No space left on device: free some space, or choose another place": for an errno, with the remedy.
+/// The error text of an errno, with the remedy: "cannot write it: No space left on device: free some space, or ...".
 std::string cannot_write(int error);
 
-/// A new file on its way to its place. It is written beside it under a hidden name (.stagecraft- and six letters), and
-/// disappears with the object; `commit` moves it there instead. Until then, and whatever happens, what was there stays
-/// as it was. A process that is killed leaves the hidden file behind, which may be deleted.
+/// Writes a temporary file and renames it on `commit`. The temporary file is in the same folder, with a hidden name
+/// (.stagecraft- and six letters), and is removed on destruction. An existing file stays unchanged until `commit`
+/// succeeds. A killed process leaves the temporary file behind; it can be deleted.
 ///
-/// Symbolic links are followed; the mode and, where it is allowed, the owner of a file that is replaced are taken over.
+/// Follows symbolic links. Keeps the mode and, if permitted, the owner of a file that it replaces.
 class WholeFile {
  public:
-  /// Throws FileError when there cannot be a file of that name, or when there is one that must not be written.
+  /// Throws FileError when a file of that name cannot be created, or when it exists and is not writable.
   explicit WholeFile(std::string path);
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
   ~WholeFile();
 
-  /// As given.
+  /// The path given to the constructor.
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// Where it is until it is committed.
+  /// The path of the temporary file; empty after `commit`.
   [[nodiscard]] const std::string& hidden_path() const { return hidden_; }
   [[nodiscard]] int fd() const { return fd_; }
 
@@ -33,17 +33,17 @@ class WholeFile {
   void write(const void* bytes, std::size_t size);
   /// Overwrites bytes that were written before. Throws FileError.
   void write_at(std::uint64_t offset, const void* bytes, std::size_t size);
-  /// Everything is on the disk, and nothing more can be written. Throws FileError.
+  /// Syncs and closes the temporary file; nothing more can be written. Throws FileError.
   void finish();
-  /// Finishes it and moves it over its place. Throws FileError, and then the place is untouched.
+  /// Calls `finish` and renames the temporary file to its target. Throws FileError; the target is then unchanged.
   void commit();
 
  private:
   void create();
 
   std::string path_;
-  std::string target_;  // where the links lead
-  std::string hidden_;  // empty once it is moved
+  std::string target_;  // path_ with symbolic links followed
+  std::string hidden_;  // temporary file; empty after commit
   int fd_ = -1;
   std::size_t unsynced_ = 0;
 };

@@ -8,25 +8,25 @@
 
 #include "stagecraft/file/bytes.h"
 
-/// Zip archives as model files use them.
+/// Uncompressed zip archives, the format of exported models.
 namespace stagecraft {
 
-/// Records that are stored as they are, not compressed, read by range. Archives over 4 GiB too.
+/// Reads byte ranges of uncompressed records. Supports archives over 4 GiB (zip64).
 class ZipArchive {
  public:
-  /// Reads the directory. Throws FileError for what is not a whole zip archive, or has a record that is compressed,
-  /// encrypted, twice in it, or not inside the file.
+  /// Reads the directory. Throws FileError for a file that is not a complete zip archive, and for a record that is
+  /// compressed, encrypted, duplicated or not inside the file.
   explicit ZipArchive(std::shared_ptr<const ByteSource> source);
 
   [[nodiscard]] const std::string& name() const { return source_->name(); }
-  /// Ascending.
+  /// Names of all records, ascending.
   [[nodiscard]] std::vector<std::string> records() const;
   [[nodiscard]] bool contains(std::string_view record) const { return records_.contains(record); }
-  /// These throw FileError for a record that is not there.
+  /// Size in bytes. Throws FileError for an unknown record.
   [[nodiscard]] std::uint64_t size(std::string_view record) const { return find(record).size; }
-  /// Throws FileError beyond the record's end.
+  /// Throws FileError for an unknown record, or beyond the record's end.
   void read(std::string_view record, std::uint64_t offset, void* into, std::size_t size) const;
-  /// The whole record. Throws FileError above the limit.
+  /// The whole record. Throws FileError for an unknown record, or one larger than `limit` bytes.
   [[nodiscard]] std::string read_text(std::string_view record, std::uint64_t limit = std::uint64_t{1} << 30) const;
 
  private:

@@ -4,25 +4,25 @@
 
 #include "stagecraft/graph/program.h"
 
-/// Cutting a program into stages.
+/// Cuts a program into stages.
 namespace stagecraft::graph {
 
-/// A number that a stage reads off a tensor it receives, instead of receiving the number.
+/// A number that a stage takes from the shape of a tensor it receives, instead of receiving the number.
 struct SizeOf {
   ValueId number = kNoValue;
   ValueId tensor = kNoValue;
   int dimension = 0;
 };
 
-/// What one stage does.
+/// The part of a program that one stage runs.
 struct StageGraph {
-  std::vector<int> nodes;         ///< In Program::nodes, ascending; some are in several stages.
-  std::vector<ValueId> receives;  ///< Its arguments. Those of stage 0 are the user inputs.
+  std::vector<int> nodes;         ///< Indices in Program::nodes, ascending; some nodes are in several stages.
+  std::vector<ValueId> receives;  ///< Its arguments; for stage 0, the user inputs.
   std::vector<SizeOf> sizes;
-  std::vector<ValueId> sends;   ///< Its results; the last stage has the program's outputs instead.
-  std::vector<int> loads;       ///< In Program::inputs: parameters, buffers and constants, ascending.
-  std::vector<Update> updates;  ///< Of its buffers, when it is done.
-  std::vector<ValueId> copies;  ///< Of what it receives, those it works on in place: it needs its own.
+  std::vector<ValueId> sends;   ///< Its results; empty for the last stage, which returns the outputs.
+  std::vector<int> loads;       ///< Parameters, buffers and constants: indices in Program::inputs, ascending.
+  std::vector<Update> updates;  ///< Updates of its buffers, applied when it is done.
+  std::vector<ValueId> copies;  ///< Received values that it changes in place, so it must copy them.
 };
 
 struct CutEdge {
@@ -45,12 +45,12 @@ struct CutProgram {
   std::vector<Tie> ties;
 };
 
-/// Cuts before these nodes, ascending; none gives one stage. Throws InvalidArgument with the reason when a stage would
-/// be empty or take nothing from the stages before it, or when a cut would separate tensors that share memory which is
-/// changed.
+/// Cuts before the nodes in `places`, ascending; an empty list gives one stage. Throws InvalidArgument with the reason
+/// when a stage would be empty, take nothing from earlier stages or give nothing to later ones, or when a cut would
+/// separate tensors that share memory which is changed in place.
 CutProgram cut(const Program& program, const std::vector<int>& places);
 
-/// Why `cut` would refuse; empty when it would not.
+/// Why `cut` would throw; empty when it would not.
 std::string reason_against(const Program& program, const std::vector<int>& places);
 
 // --- where ---
@@ -62,19 +62,20 @@ struct ModuleCut {
   At at = At::kBeginning;
 };
 
-/// Throws InvalidArgument that lists all modules which are not there, and cuts that are the same place.
+/// Places of cuts at modules. Throws InvalidArgument that lists all unknown modules, or for two cuts at the same place.
 std::vector<int> places_of(const Program& program, const std::vector<ModuleCut>& cuts);
-/// Where the model says so: calls of `pipe_split`, or stages by annotation. Throws InvalidArgument when it does not.
+/// Places that the model marks: calls of `pipe_split`, else annotated stages. Throws InvalidArgument without marks, and
+/// for annotated stages that do not ascend.
 std::vector<int> marked_places(const Program& program);
-/// The cuts that make the largest stage smallest, and among such the ones that send least. Work is estimated, unless
-/// given by node. Throws InvalidArgument when there are not so many legal cuts.
+/// Places that minimise the bytes sent, with the largest stage at most 10 % above its minimum. `work` is by node; if
+/// empty, `work_of` estimates it. Throws InvalidArgument when there are too few legal cuts.
 std::vector<int> balanced_places(const Program& program, int stages, const std::vector<double>& work = {});
 
-/// Where a module begins and the program may be cut.
+/// A legal cut at the beginning of a module.
 struct LegalCut {
   int place = 0;
   std::string module;
-  std::int64_t bytes = 0;  ///< That cross, per microbatch of the size exported.
+  std::int64_t bytes = 0;  ///< Bytes that cross, per microbatch of the exported size.
 };
 std::vector<LegalCut> legal_module_cuts(const Program& program);
 

@@ -2,32 +2,32 @@
 
 #include "stagecraft/graph/program.h"
 
-/// What running a node does beside returning new tensors.
+/// Side effects and cost of nodes.
 namespace stagecraft::graph {
 
 struct Effects {
-  std::vector<ValueId> changes;  ///< Tensors that it changes in place.
-  std::vector<ValueId> shares;   ///< Tensors with which its results may share memory.
-  bool random = false;           ///< Twice the same inputs may give two results.
+  std::vector<ValueId> changes;  ///< Tensors that the node changes in place.
+  std::vector<ValueId> shares;   ///< Tensors that its results may share memory with.
+  bool random = false;           ///< The same inputs may give different results.
 };
 Effects effects_of(const Node& node);
 
-/// By value: whether a node changes its memory, directly or through a tensor that may share it.
+/// By value: whether any node changes its memory, directly or through a tensor that may share it.
 std::vector<bool> changed_values(const Program& program);
 
-/// By the name of an operator of LibTorch ("aten::add_.Tensor"): whether it changes its first argument, whether its
-/// result may share memory with its arguments.
+/// For the name of a LibTorch operator ("aten::add_.Tensor"): whether it changes its first argument in place, and
+/// whether its result may share memory with its arguments.
 bool changes_first_argument(std::string_view name);
 bool may_share_memory(std::string_view name);
-/// The arguments that it changes beside the first, by name.
+/// Names of the arguments, besides the first, that the operator changes in place.
 std::vector<std::string_view> changed_arguments(std::string_view name);
 
-/// It reads a size or stride off a tensor, and nothing of its elements.
+/// Whether the node reads only the shape, strides or offset of a tensor, not its elements.
 bool reads_size(const Node& node);
-/// It computes a number from numbers.
+/// Whether the node computes a number from numbers.
 bool computes_number(const Node& node);
 
-/// An estimate of the work of its forward, in floating-point operations with the sizes of the export.
+/// Estimated floating-point operations of the node's forward, with the sizes at export.
 double work_of(const Program& program, const Node& node);
 
 }  // namespace stagecraft::graph

@@ -15,7 +15,7 @@
 /// A model exported by `torch.export.save`, as data.
 namespace stagecraft::graph {
 
-/// The numbers of the file format, which are not those of LibTorch.
+/// Element types with the numbers of the file format, which differ from those of LibTorch.
 enum class ElementType : std::uint8_t {
   kUnknown = 0,
   kByte = 1,
@@ -43,7 +43,7 @@ enum class ElementType : std::uint8_t {
 /// "float32", as Python prints it.
 std::string_view text(ElementType type);
 std::int64_t bytes_of(ElementType type);
-/// Whether gradients of it exist.
+/// Whether tensors of this type can have gradients.
 bool is_differentiable(ElementType type);
 
 enum class Layout : std::uint8_t { kSparseCoo = 1, kSparseCsr, kSparseCsc, kSparseBsr, kSparseBsc, kMkldnn, kStrided };
@@ -55,10 +55,11 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// A size of a tensor, or a number computed from sizes: fixed, or an expression of symbols with its value at export.
+/// A dimension of a tensor, or a number computed from dimensions: fixed, or a symbolic expression with its value at
+/// export.
 struct Size {
   std::int64_t value = 0;
-  std::string expression = {};  ///< Empty: fixed.
+  std::string expression = {};  ///< Empty if fixed.
   [[nodiscard]] bool fixed() const { return expression.empty(); }
   bool operator==(const Size&) const = default;
 };
@@ -70,15 +71,15 @@ struct TensorType {
   ElementType element = ElementType::kUnknown;
   std::vector<Size> sizes;
 
-  /// With the sizes of the export.
+  /// Number of elements, with the sizes at export.
   [[nodiscard]] std::int64_t elements() const;
   [[nodiscard]] std::int64_t bytes() const { return elements() * bytes_of(element); }
 };
 
-/// The sum of two sizes, or the largest number there is: a file may claim anything.
+/// Saturating sum of two sizes, which come from a file and may be huge.
 std::int64_t capped_sum(std::int64_t a, std::int64_t b);
 
-/// What nodes make and use; places in Program::values.
+/// A value that nodes make and use: an index in Program::values.
 using ValueId = int;
 constexpr ValueId kNoValue = -1;
 
@@ -87,18 +88,18 @@ struct ValueInfo {
 
   std::string name;
   Kind kind = Kind::kTensor;
-  TensorType tensor;  ///< Of a tensor.
-  Size number;        ///< Of an integer.
+  TensorType tensor;  ///< For a tensor.
+  Size number;        ///< For an integer.
 
   [[nodiscard]] bool is_tensor() const { return kind == Kind::kTensor; }
 };
 
-/// A value as an argument.
+/// A value used as an argument.
 struct Use {
   ValueId value = kNoValue;
   bool operator==(const Use&) const = default;
 };
-/// Tensors, and none where there is no value.
+/// A list of tensors; kNoValue stands for None.
 using Uses = std::vector<Use>;
 using IntegerOrUse = std::variant<std::int64_t, Use>;
 
@@ -107,11 +108,11 @@ using Argument = std::variant<std::monostate, Use, Uses, bool, std::int64_t, dou
                               std::vector<double>, std::vector<std::string>, std::vector<IntegerOrUse>>;
 
 struct NamedArgument {
-  std::string name;  ///< In the operator's schema.
+  std::string name;  ///< Name in the operator's schema.
   Argument value;
 };
 
-/// What an operator returns in one place: a value, or a list of them. kNoValue: nobody uses it.
+/// One result of an operator: a value, or a list of values. kNoValue if it is unused.
 struct Result {
   bool list = false;
   std::vector<ValueId> values;
@@ -119,12 +120,12 @@ struct Result {
 
 struct Autocast {
   std::string device;
-  ElementType element = ElementType::kUnknown;  ///< kUnknown: the device's usual.
+  ElementType element = ElementType::kUnknown;  ///< kUnknown means the device's default.
   bool enabled = true;
   bool operator==(const Autocast&) const = default;
 };
 
-/// How nodes of a region run. What is not given is as around the whole program.
+/// Gradient and autocast modes of a region. Modes without a value are inherited from the caller of the program.
 struct Context {
   std::optional<bool> gradients;
   std::optional<Autocast> autocast;
@@ -142,20 +143,20 @@ struct Node {
   std::string target;  ///< "aten::linear", "aten::add.Tensor"; "_operator.add" and the like as in the file.
   std::vector<NamedArgument> arguments;
   std::vector<Result> results;
-  /// The innermost module it was called in, and how often that module had been called before.
+  /// The innermost module that called the node, and how often that module had been called before.
   int module = 0;
   int call = 0;
   int context = 0;
-  /// From the model's own annotation of stages, -1 without one.
+  /// Stage annotated in the model, -1 without annotation.
   int stage = -1;
 
   [[nodiscard]] const Argument* argument(std::string_view wanted) const;
-  /// Every value that it uses, as often as it does.
+  /// Every value that the node uses, once per use.
   [[nodiscard]] std::vector<ValueId> uses() const;
   [[nodiscard]] std::vector<ValueId> makes() const;
 };
 
-/// A tensor that lies in the archive.
+/// A tensor stored in the archive.
 struct StoredTensor {
   std::string record;
   ElementType element = ElementType::kUnknown;
@@ -175,24 +176,24 @@ struct Input {
     kBuffer,
     kConstant,
     kUser,
-    kFixed,  ///< A user input that had to be just this value at export.
+    kFixed,  ///< A user input that was specialised to a constant at export.
   };
 
   Kind kind = Kind::kUser;
-  ValueId value = kNoValue;  ///< kNoValue: fixed.
-  std::string name;          ///< Full name in the model; of a user input its own.
-  bool persistent = true;    ///< Of a buffer.
-  StoredTensor stored = {};  ///< Of a parameter, buffer or constant.
+  ValueId value = kNoValue;  ///< kNoValue if fixed.
+  std::string name;          ///< Full name in the model, or the name of a user input.
+  bool persistent = true;    ///< For a buffer.
+  StoredTensor stored = {};  ///< For a parameter, buffer or constant.
   Argument fixed = {};
-  /// For a parameter: other names of the same weight, whose values are replaced by this one.
+  /// For a parameter: other names of the same weight, whose uses are replaced by this one.
   std::vector<std::string> other_names = {};
 
   [[nodiscard]] bool is_loaded() const { return kind != Kind::kUser && kind != Kind::kFixed; }
 };
 
-/// A buffer that has another value after the program.
+/// A new value of a buffer, assigned at the end of the program.
 struct Update {
-  int input = 0;  ///< Which buffer, in Program::inputs.
+  int input = 0;  ///< Index of the buffer in Program::inputs.
   ValueId value = kNoValue;
 };
 
@@ -208,13 +209,13 @@ struct Program {
   std::vector<Node> nodes;  ///< In order of execution; regions are flattened.
   std::vector<Argument> outputs;
   std::vector<Update> updates;
-  std::vector<Context> contexts;  ///< The first is the one around all.
+  std::vector<Context> contexts;  ///< The first is that of the whole program.
   std::vector<Module> modules;    ///< The first is the whole model; parents before children.
-  /// Places in `nodes` before which the model wants to be cut.
+  /// Indices in `nodes` before which the model calls `pipe_split`.
   std::vector<int> marks;
   std::map<std::string, Range> ranges;
 
-  // Leaves are `inputs` of kinds kUser and kFixed, and `outputs`, in order.
+  // The leaves are, in order, the inputs of kinds kUser and kFixed, and the outputs.
   Tree arguments;  ///< A list.
   Tree keywords;   ///< A dict.
   Tree result;
@@ -224,12 +225,12 @@ struct Program {
   [[nodiscard]] std::vector<ValueId> output_values() const;
   /// "node 'linear_3' (aten::linear in model.layers.0.mlp)".
   [[nodiscard]] std::string describe(const Node& node) const;
-  /// -1: none.
+  /// Index in `modules`, or -1.
   [[nodiscard]] int find_module(std::string_view path) const;
 };
 
-/// Reads the model of that name, or the only one. Everything but the weights themselves is read and checked: versions,
-/// references, sizes and places of weights. Throws FileError with all faults of one kind together.
+/// Reads the model of that name, or the only one. Reads and checks everything except the data of the weights: versions,
+/// references, sizes and offsets of weights. Throws FileError, which lists all faults of one kind.
 Program read_program(const ZipArchive& archive, const std::string& model = {});
 
 }  // namespace stagecraft::graph

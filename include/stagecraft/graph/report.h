@@ -2,21 +2,21 @@
 
 #include "stagecraft/graph/cut.h"
 
-/// Programs and cuts as text for people.
+/// Readable reports on programs and cuts.
 namespace stagecraft::graph {
 
-/// What one stage has and what crosses into it and out of it, per microbatch of the size exported.
+/// Sizes of one stage and of its messages, per microbatch of the exported size.
 struct StageFigures {
   int nodes = 0;
-  std::int64_t parameters = 0;  ///< Numbers in them.
+  std::int64_t parameters = 0;  ///< Number of elements.
   std::int64_t parameter_bytes = 0;
   double work = 0;
   std::int64_t bytes_in = 0;
-  std::int64_t bytes_out = 0;  ///< With what is passed through for later stages.
+  std::int64_t bytes_out = 0;  ///< Including what is passed on to later stages.
 };
-/// Values that go from stage `boundary` or one before it to a later one, ascending.
+/// Values sent from a stage up to `boundary` to a later stage, ascending.
 std::vector<ValueId> crossing(const CutProgram& cut, int boundary);
-/// With the sizes of the export; 8 for a number.
+/// Bytes of a value, with the sizes at export; 8 for a number.
 std::int64_t bytes_of(const Program& program, ValueId value);
 
 std::vector<StageFigures> figures_of(const Program& program, const CutProgram& cut);

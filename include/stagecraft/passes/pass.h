@@ -7,32 +7,33 @@
 
 #include "stagecraft/schedule/schedule.h"
 
-/// Lowering: passes that turn a compute-only schedule into one a runtime can execute. Each rewrites the schedule in
-/// place and composes with the others by name, as in a compiler. A pass that throws ScheduleError leaves the schedule
-/// unspecified.
+/// Lowering: passes that turn a compute-only schedule into one that a runtime can execute. Each pass rewrites the
+/// schedule in place; `run_passes` runs a list of them by name. A pass that throws ScheduleError leaves the schedule
+/// in an unspecified state.
 namespace stagecraft {
 
-/// An I immediately followed by the W of the same stage and microbatch becomes one B. Idle slots vanish.
+/// Replaces an I that is immediately followed by its own W with one B. Removes idle slots.
 void merge_backward(Schedule& schedule);
 
-/// Surrounds compute with UNSHARD and RESHARD so that at most `max_active` stages of a rank are gathered at a time (one
-/// more around an overlap), each early enough to prefetch. Idle slots vanish. Compute-only input.
+/// Inserts UNSHARD and RESHARD so that at most `max_active` stages of a rank are gathered at a time (one more around an
+/// overlap), each UNSHARD early enough to be a prefetch. Removes idle slots. Throws ScheduleError unless the schedule
+/// is compute-only, InvalidArgument unless `max_active` is at least 1.
 inline constexpr int kDefaultMaxActive = 3;
 void unshard_reshard(Schedule& schedule, int max_active = kDefaultMaxActive);
 
-/// REDUCE_GRAD right after the action that completes a stage's last weight gradient. Idle slots vanish.
+/// Inserts REDUCE_GRAD right after the action that completes a stage's last weight gradient. Removes idle slots.
 void reduce_grad(Schedule& schedule);
 
-/// SEND after each action whose neighbour stage lives on another rank, and the RECV on that rank at the same moment of
-/// one global order, which is why the result cannot deadlock even under blocking sends. Idle slots vanish.
+/// Inserts a SEND after each action whose result another rank needs, and its RECV on that rank at the same point of one
+/// global order, so that the result cannot deadlock even with blocking sends. Removes idle slots.
 void send_recv(Schedule& schedule);
 
-/// Moves each RECV to just before its consumer, or before the next SEND to the same higher rank. Needs a transport with
-/// tags: the order of messages between two ranks may change.
+/// Moves each RECV back to just before its consumer, or to just before the next SEND to the rank it receives from if
+/// that rank is higher. Needs a transport with tags: the order of messages between two ranks may change.
 void defer_receives(Schedule& schedule);
 
-/// Moves each RECV as late as it delays neither its consumer nor its sender, and keeps every pair of ranks in one order
-/// at both ends: safe on every transport.
+/// Moves each RECV as late as possible without delaying its consumer or its sender. Every pair of ranks sends and
+/// receives in the same order, so the result is safe on every transport.
 void place_receives(Schedule& schedule);
 
 struct Pass {
@@ -46,11 +47,11 @@ std::span<const Pass> passes();
 /// Throws InvalidArgument that lists the known names.
 const Pass& find_pass(std::string_view name);
 
-/// PyTorch's lowering.
+/// The lowering that PyTorch does.
 inline constexpr std::string_view kDefaultLowering = "unshard_reshard,reduce_grad,send_recv";
 
-/// Runs the passes of a comma-separated list, left to right; an empty list runs none. Every name is looked up before
-/// the first pass runs.
+/// Runs the passes of a comma-separated list, left to right; an empty list runs none. Throws InvalidArgument for an
+/// unknown name before the first pass runs.
 void run_passes(Schedule& schedule, std::string_view names = kDefaultLowering);
 
 }  // namespace stagecraft

@@ -10,11 +10,10 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/schedule.h"
 
-/// Proof that a schedule can run, or the reason why not.
+/// Verification that a schedule can run, with the reason if it cannot.
 namespace stagecraft {
 
-/// One link of a chain of waiting ranks: `rank` stands at `action` and cannot pass before `on_action`, which stands
-/// later on `on_rank`.
+/// One link of a chain of waiting ranks: `rank` is blocked at `action` until `on_rank` has run `on_action`.
 struct Waiting {
   RankId rank;
   int step;
@@ -24,13 +23,13 @@ struct Waiting {
   Action on_action;
 };
 
-/// Why a schedule must not run. `message` is one line: where, what, the rule and the remedy.
+/// Why a schedule must not run. `message` is one line: rank and step, action, rule and remedy.
 struct Refusal {
   std::string message;
   RankId rank;
   int step = -1;  ///< -1 when the fault is an action that is missing.
   Action action;
-  std::vector<Waiting> cycle;  ///< Ranks waiting for each other, each for the next, the last for the first.
+  std::vector<Waiting> cycle;  ///< For a deadlock: each rank waits for the next, the last for the first.
   std::string excerpt;         ///< The part of the table around the fault, several lines.
 
   /// Message, cycle and excerpt.
@@ -39,23 +38,23 @@ struct Refusal {
 
 struct Verdict {
   bool lowered = false;
-  /// A fault under every model: missing, repeated or misplaced actions, an order that no rank could follow.
+  /// A fault under every model: missing, repeated or misplaced actions, or an order that cannot be executed.
   std::optional<Refusal> fault;
-  /// Per CommModel; meaningful when there is no fault. A compute-only schedule has no communication to refuse.
+  /// Per CommModel; set only when there is no fault. Always empty for a schedule without SEND and RECV.
   std::array<std::optional<Refusal>, 3> by_model;
 
   [[nodiscard]] bool ok() const;
   [[nodiscard]] bool ok(CommModel model) const { return refusal(model) == nullptr; }
-  /// The fault, or the refusal under this model; null when it is safe.
+  /// The fault, or the refusal under this model; null when the schedule is safe under the model.
   [[nodiscard]] const Refusal* refusal(CommModel model) const;
-  /// The first of fault and refusals; null when everything holds.
+  /// The fault or the first refusal; null when there is none.
   [[nodiscard]] const Refusal* first_refusal() const;
 };
 
-/// Checks that every F and every B (or I then W) of every stage and microbatch stands exactly once, on the right rank,
-/// in an order that can execute across ranks; that SENDs and RECVs pair up; that UNSHARD, RESHARD and REDUCE_GRAD are
-/// where they belong; and freedom from deadlock in the three models. Linear in the number of actions. Never throws on a
-/// bad schedule.
+/// Checks that every F and every B (or I then W) of every stage and microbatch occurs exactly once, on the right rank,
+/// in an order that can execute across ranks; that SENDs and RECVs match; that UNSHARD, RESHARD and REDUCE_GRAD are in
+/// valid places; and that none of the three models can deadlock. Takes time linear in the number of actions. Does not
+/// throw for an invalid schedule.
 Verdict verify(const Schedule& schedule);
 
 /// Throws ScheduleError with the full text of the refusal unless the schedule is safe under `model`.

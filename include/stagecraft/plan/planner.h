@@ -8,18 +8,18 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/sim/simulator.h"
 
-/// The search for a schedule: the smallest span for given ranks, microbatches, costs and memory.
+/// Searches for the schedule with the smallest span for given ranks, microbatches, costs and memory limit.
 namespace stagecraft {
 
 enum class PlacementChoice { kLinear, kLoop, kV, kAny };
 
-/// How far a search has come.
+/// Progress of a search.
 struct PlanProgress {
   std::string placement;
-  double part = 0;         ///< Of the search, from 0 to 1.
-  double span = 0;         ///< Best so far.
+  double part = 0;         ///< Completed fraction of the search, from 0 to 1.
+  double span = 0;         ///< Best span so far.
   double bubble = 0;       ///< Its bubble_span.
-  double lower_bound = 0;  ///< On the span, in this placement.
+  double lower_bound = 0;  ///< Lower bound on the span, for this placement.
   double seconds = 0;
 };
 
@@ -30,71 +30,71 @@ struct PlanRequest {
   /// Most memory a rank may hold, in the unit of the costs; 0 means no limit.
   double memory_limit = 0;
   PlacementChoice placement = PlacementChoice::kAny;
-  /// 0 takes what the costs say: as many as they have entries, else 1 for linear and any, 2 for loop and v.
+  /// 0 means the number of stages in `costs` divided by the ranks; if `costs` has a single entry, 1 for linear and any,
+  /// 2 for loop and v.
   int stages_per_rank = 0;
-  /// Seconds after which the best so far is returned. The search itself has a fixed size and usually ends before.
+  /// Seconds after which the best schedule so far is returned. The search has a fixed size and usually ends earlier.
   double time_budget = 30;
-  /// How much to search, as a factor.
+  /// Factor on the size of the search; above 0.
   double effort = 1;
   std::uint64_t seed = 0;
-  /// Solves exactly afterwards, in what is left of the time budget. For small cases; needs the program `cbc`.
+  /// Runs `solve_exactly` after the search, in the rest of the time budget. For small cases; needs the command `cbc`.
   bool exact = false;
-  /// 0 takes one per core. The result does not depend on it.
+  /// 0 means one thread per core. The result does not depend on the number of threads.
   int threads = 0;
-  /// Called now and then from the calling thread.
+  /// Called from time to time, on the thread that called `plan`.
   std::function<void(const PlanProgress&)> progress;
-  /// Asked often, from any thread: true ends the search with the best so far.
+  /// Called often, from any thread; returning true ends the search with the best schedule so far.
   std::function<bool()> stop;
 };
 
-/// A known schedule under the same costs.
+/// A known schedule, simulated with the costs of the request.
 struct NamedOutcome {
   std::string name;
   Simulation simulation;
-  bool fits = true;  ///< Into the memory limit.
+  bool fits = true;  ///< Whether it keeps the memory limit.
 };
 
 struct PlanResult {
-  Schedule schedule;  ///< Compute-only; it verifies.
+  Schedule schedule;  ///< Compute-only and verified.
   Simulation simulation;
-  /// "search", "exact", the name of the known schedule that nothing could beat, or "one at a time" where only one
-  /// microbatch at a time leaves messages room to wait.
+  /// Where the schedule comes from: "search", "exact", the name of a known schedule that was not improved upon, or "one
+  /// at a time" when only running one microbatch at a time leaves memory for waiting messages.
   std::string origin;
-  /// No schedule with this placement and limit has a smaller span; the bubble that this means.
+  /// Lower bound on the span for this placement and memory limit, and the bubble of that span.
   double lower_bound_span = 0;
   double lower_bound_bubble = 0;
-  /// Every known schedule for these ranks, stages and microbatches, in the order of `generators()`; those up to the
-  /// first that fits, where the time is up with it.
+  /// Every known schedule for these ranks, stages and microbatches, in the order of `generators()`. When time runs out,
+  /// the list is cut short, but not before the first schedule that fits.
   std::vector<NamedOutcome> named;
   std::int64_t trials = 0;
   double seconds = 0;
-  /// False when the time budget or `stop` ended the search: another run may then end elsewhere. True means that the
-  /// same request gives the same schedule.
+  /// False when the time budget or `stop` ended the search: another run may then give another schedule. True means that
+  /// the same request gives the same schedule.
   bool finished = true;
-  /// No schedule with this placement and limit has a smaller span: it meets the lower bound, or the exact solve says
-  /// so.
+  /// Whether the span is proven optimal for this placement and limit, by the lower bound or by the exact solve.
   bool proven = false;
 };
 
-/// A memory limit that no schedule can keep.
+/// The memory limit is too small: no schedule keeps it, or none was found that does.
 class InfeasibleLimit : public InvalidArgument {
  public:
   InfeasibleLimit(const std::string& message, double smallest) : InvalidArgument(message), smallest_(smallest) {}
-  /// The smallest limit for which there is a schedule; where waiting messages count, the smallest that was found.
+  /// The smallest feasible limit. When waiting messages take memory, the smallest peak of the schedules tried.
   [[nodiscard]] double smallest() const { return smallest_; }
 
  private:
   double smallest_;
 };
 
-/// Throws InvalidArgument for numbers or costs that cannot be, InfeasibleLimit for a limit that cannot.
+/// Throws InvalidArgument for invalid numbers or costs, InfeasibleLimit when no schedule keeps the memory limit.
 PlanResult plan(const PlanRequest& request);
 
-/// The smallest limit for which there is a schedule: one microbatch at a time, in all stages of the fullest rank.
-/// Messages that wait come on top.
+/// The smallest feasible memory limit: the activations of one microbatch in all stages of a rank, for the rank where
+/// they are largest. Does not include waiting messages.
 double smallest_memory_limit(const Costs& costs, const Placement& placement);
 
-/// A lower bound of the span, the largest of any rank: no schedule is shorter. `memory_limit` 0 means none.
+/// A lower bound on the span (the largest span of any rank) of every schedule. `memory_limit` 0 means no limit.
 double span_lower_bound(const Costs& costs, const Placement& placement, int microbatches, double memory_limit);
 
 }  // namespace stagecraft

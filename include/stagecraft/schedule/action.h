@@ -5,7 +5,7 @@
 
 #include "stagecraft/core/ids.h"
 
-/// One thing a rank does: the instruction set of a pipeline schedule.
+/// Actions: the instruction set of a pipeline schedule.
 namespace stagecraft {
 
 enum class ActionKind : std::uint8_t {
@@ -29,7 +29,7 @@ inline constexpr int kActionKinds = 13;
 inline constexpr std::int32_t kMaxStage = (1 << 24) - 1;
 inline constexpr std::int32_t kMaxMicrobatch = INT32_MAX - 1;
 
-/// Small trivially copyable value, 16 bytes. An OVERLAP_F_B holds its two parts inside; every other kind holds one.
+/// A trivially copyable value of 16 bytes. An OVERLAP_F_B holds two plain actions; every other kind is a plain action.
 /// Kinds without a microbatch (UNSHARD, RESHARD, REDUCE_GRAD) report microbatch -1.
 class Action {
  public:
@@ -42,9 +42,9 @@ class Action {
   static constexpr Action backward(StageId s, MicrobatchId m) { return {ActionKind::kBackward, s, m}; }
   static constexpr Action backward_input(StageId s, MicrobatchId m) { return {ActionKind::kBackwardInput, s, m}; }
   static constexpr Action backward_weight(StageId s, MicrobatchId m) { return {ActionKind::kBackwardWeight, s, m}; }
-  /// UNSHARD, RESHARD, REDUCE_GRAD: a whole stage, no microbatch.
+  /// For UNSHARD, RESHARD and REDUCE_GRAD, which have a stage but no microbatch.
   static constexpr Action of_stage(ActionKind kind, StageId s) { return {kind, s, MicrobatchId(-1)}; }
-  /// Both parts are plain actions; their order is kept. With nothing to overlap with, it is just the first.
+  /// Both parts must be plain actions; their order is kept. Returns `first` when `second` is idle.
   static constexpr Action overlap(Action first, Action second) {
     if (second.is_idle()) return first;
     Action both(ActionKind::kOverlap, first.stage(), first.microbatch());
@@ -54,12 +54,12 @@ class Action {
   }
 
   [[nodiscard]] constexpr ActionKind kind() const { return static_cast<ActionKind>(first_ & kKindMask); }
-  /// For an overlap, those of its first part.
+  /// For an overlap, `stage()` and `microbatch()` are those of its first half.
   [[nodiscard]] constexpr StageId stage() const { return StageId((first_ >> kStageShift) & kStageMask); }
   [[nodiscard]] constexpr MicrobatchId microbatch() const { return MicrobatchId(first_ >> kMicrobatchShift); }
   [[nodiscard]] constexpr bool is_idle() const { return kind() == ActionKind::kIdle; }
   [[nodiscard]] constexpr bool is_overlap() const { return kind() == ActionKind::kOverlap; }
-  /// The two halves of an overlap; of any other action, `first()` is the action itself and `second()` is idle.
+  /// The two halves of an overlap. For any other action, `first()` is the action itself and `second()` is idle.
   [[nodiscard]] constexpr Action first() const {
     if (!is_overlap()) return *this;
     return {static_cast<ActionKind>((first_ >> kHalfShift) & kKindMask), stage(), microbatch()};
@@ -107,7 +107,7 @@ constexpr void for_each_part(const Action& action, Visit&& visit) {
 constexpr bool is_send(ActionKind k) { return k == ActionKind::kSendForward || k == ActionKind::kSendBackward; }
 constexpr bool is_receive(ActionKind k) { return k == ActionKind::kRecvForward || k == ActionKind::kRecvBackward; }
 constexpr bool is_communication(ActionKind k) { return k >= ActionKind::kSendForward; }
-/// F, B, I, W and OVERLAP_F_B: what a compute-only schedule is made of.
+/// F, B, I, W and OVERLAP_F_B: besides idle slots, the only kinds in a compute-only schedule.
 constexpr bool is_compute(ActionKind k) { return k >= ActionKind::kForward && k <= ActionKind::kOverlap; }
 /// B or I: the action that yields the gradient of the stage's input.
 constexpr bool gives_input_gradient(ActionKind k) {
@@ -128,7 +128,7 @@ constexpr StageId peer_stage(const Action& a) {
   return up ? a.stage() + 1 : a.stage() - 1;
 }
 
-/// The RECV a SEND is matched by, or the SEND a RECV is matched by.
+/// The RECV that matches a SEND, or the SEND that matches a RECV; idle for any other action.
 constexpr Action counterpart(const Action& a) {
   switch (a.kind()) {
     case ActionKind::kSendForward:

@@ -8,20 +8,20 @@
 #include "stagecraft/schedule/schedule.h"
 
 /// Schedules as CSV, the file format of `torch.distributed.pipelining`: a line is a rank, a cell an action, an empty
-/// cell an idle slot. Files travel both ways.
+/// cell an idle slot. Each project reads the files of the other.
 namespace stagecraft {
 
 /// Writes CRLF line ends, as Python's csv module does.
 void write_csv(std::ostream& out, const Schedule& schedule);
 std::string to_csv(const Schedule& schedule);
 
-/// Reads a file piece by piece, so that endless or absurd input is refused at its first bad cell and never held in
-/// memory. Accepts LF, CRLF and CR, a missing last line end, a byte order mark, and cells in quotes.
+/// Parses a file piece by piece: bad input is refused at its first bad cell, and the text is never held in memory as a
+/// whole. Accepts LF, CRLF and CR, a missing last line end, a byte order mark, and cells in quotes.
 class CsvReader {
  public:
-  /// The next piece of the file, cut anywhere. Throws ParseError.
+  /// Parses the next piece of the file, which may be cut anywhere. Throws ParseError.
   void feed(std::string_view text);
-  /// After the last piece: the rows. Throws ParseError. The reader is empty again afterwards.
+  /// Call after the last piece: returns the rows and empties the reader. Throws ParseError.
   std::vector<Row> finish();
 
  private:
@@ -36,14 +36,14 @@ class CsvReader {
   Row row_;
   std::string cell_;
   std::int64_t slots_ = 0;
-  std::size_t mark_matched_ = 0;  // bytes of a byte order mark at the beginning of the file, held back
-  bool row_has_text_ = false;     // something stood on this line, so it has at least one cell
+  std::size_t mark_matched_ = 0;  // bytes of a byte order mark matched so far at the start of the file
+  bool row_has_text_ = false;     // the line is not empty, so it has at least one cell
   bool in_quotes_ = false;
   bool after_quotes_ = false;  // the cell was quoted and its quotes are closed
-  bool after_cr_ = false;      // swallow the LF of a CRLF
+  bool after_cr_ = false;      // skip an LF that follows the CR
 };
 
-/// All of the above at once.
+/// Parses a whole file with a CsvReader. Throws ParseError.
 std::vector<Row> parse_csv(std::string_view text);
 
 }  // namespace stagecraft

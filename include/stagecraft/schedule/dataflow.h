@@ -6,9 +6,9 @@
 
 namespace stagecraft {
 
-/// Runs the rows by their data flow alone: each rank goes on as long as it can, and is tried again when another rank
-/// has given it something. `run_action(rank, action)` returns whether the action could run; it may call `wake(rank)`.
-/// Going on for as long as possible visits memory rank by rank instead of jumping between all ranks at every step.
+/// Runs the rows by their data dependencies alone: each rank runs until an action is not ready, and is retried after
+/// `wake(rank)`. `run_action(rank, action)` returns whether the action could run; it may call `wake` for any rank.
+/// Running each rank as far as possible accesses memory rank by rank instead of jumping between ranks at every step.
 class Dataflow {
  public:
   explicit Dataflow(const Schedule& schedule) : rows_(schedule.rows), next_(schedule.rows.size(), 0) {}
@@ -27,14 +27,14 @@ class Dataflow {
   }
 
   void wake(std::size_t rank) {
-    // A rank is often woken several times in a row while its neighbour goes on.
+    // A neighbour that runs on often wakes the same rank several times in a row.
     if (runnable_.empty() || runnable_.back() != rank) runnable_.push_back(rank);
   }
 
-  /// Where each rank stands: the size of its row once it is through.
+  /// By rank: the slot of its next action, or the size of its row when it has finished.
   [[nodiscard]] const std::vector<std::size_t>& position() const { return next_; }
 
-  /// The first rank that is not through, or -1.
+  /// The first rank that has not finished, or -1.
   [[nodiscard]] int first_blocked() const {
     for (std::size_t r = 0; r < next_.size(); ++r) {
       if (next_[r] < rows_[r].size()) return static_cast<int>(r);

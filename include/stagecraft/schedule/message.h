@@ -3,11 +3,11 @@
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/placement.h"
 
-/// Which messages compute actions need and give: the one place that knows that activations flow to the next stage,
-/// gradients to the one before, and that stages on one rank hand over without a message.
+/// The messages that compute actions need and give. The rules are defined only here: activations flow to the next
+/// stage, gradients to the previous one, and stages on the same rank exchange no messages.
 namespace stagecraft {
 
-/// The SEND on another rank that a plain compute action needs; idle when it needs none.
+/// The SEND on another rank that a plain compute action needs; idle when it needs no message.
 inline Action message_needed(const Placement& placement, const Action& part) {
   const StageId s = part.stage();
   if (part.kind() == ActionKind::kForward && s.value > 0 && !placement.share_rank(s, s - 1)) {
@@ -19,7 +19,7 @@ inline Action message_needed(const Placement& placement, const Action& part) {
   return {};
 }
 
-/// The SEND by which a plain compute action's result reaches another rank; idle when none needs it.
+/// The SEND that carries a plain compute action's result to another rank; idle when no other rank needs the result.
 inline Action message_given(const Placement& placement, const Action& part) {
   const StageId s = part.stage();
   if (part.kind() == ActionKind::kForward && s.value + 1 < placement.stages() && !placement.share_rank(s, s + 1)) {

@@ -22,19 +22,19 @@ class Placement {
 
   static Placement linear(int ranks) { return loop(ranks, 1); }
   static Placement loop(int ranks, int stages_per_rank);
-  /// A snake: down the ranks, up again, down again, ...
+  /// Stages go down the ranks, up again, down again, ...
   static Placement v(int ranks, int stages_per_rank);
 
   [[nodiscard]] int ranks() const { return static_cast<int>(first_.size()) - 1; }
   [[nodiscard]] int stages() const { return static_cast<int>(rank_of_.size()); }
   [[nodiscard]] RankId rank_of(StageId stage) const { return rank_of_[stage.index()]; }
-  /// By stage.
+  /// The rank of each stage, indexed by stage.
   [[nodiscard]] std::span<const RankId> ranks_of_stages() const { return rank_of_; }
-  /// Ascending.
+  /// The rank's stages, ascending.
   [[nodiscard]] std::span<const StageId> stages_of(RankId rank) const;
   /// Position of the stage among the stages of its own rank.
   [[nodiscard]] int local_index(StageId stage) const { return local_index_[stage.index()]; }
-  /// Whether both stages exist and live on the same rank.
+  /// Whether two stages are on the same rank. Both stages must exist.
   [[nodiscard]] bool share_rank(StageId a, StageId b) const { return rank_of(a) == rank_of(b); }
   [[nodiscard]] bool contains(StageId stage) const { return stage.value >= 0 && stage.value < stages(); }
 

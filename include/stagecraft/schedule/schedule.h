@@ -9,25 +9,26 @@
 
 namespace stagecraft {
 
-/// What one rank does, in order. Idle slots are part of it: they line the ranks up when a schedule is drawn.
+/// One rank's actions in order, including idle slots, which align the ranks when a schedule is drawn.
 using Row = std::vector<Action>;
 
-/// Most ranks, and most slots (idle ones included: 2 GiB of actions), that a file or a request may have. More is
-/// refused before memory is taken for it.
+/// Limits on the ranks and slots of a schedule file or request; slots include idle ones (2 GiB of actions). Larger
+/// input is refused before memory is allocated for it.
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
 inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 27;
 
-/// A schedule is data: one row per rank, the map of stages to ranks, and the number of microbatches. Compute-only (F,
-/// B, I, W, overlaps, idle) as generators make it, or lowered (communication and sharding actions added) as passes
-/// leave it. It may hold anything; `verify` says whether it can run.
+/// A schedule is data: one row per rank, the map of stages to ranks, and the number of microbatches. Generators make
+/// compute-only schedules (F, B, I, W, overlaps, idle); passes lower them by adding communication and sharding actions.
+/// A Schedule need not be valid; `verify` says whether it can run.
 struct Schedule {
   std::string name;
   Placement placement;
   int microbatches = 0;
   std::vector<Row> rows;
 
-  /// Finds placement and number of microbatches from the rows themselves: a stage lives where it computes. Throws
-  /// ScheduleError when a stage computes on two ranks, when stage numbers have gaps, or when there is no action at all.
+  /// Derives the placement and the number of microbatches from the rows: a stage is on the rank that computes it.
+  /// Throws ScheduleError when a stage computes on two ranks, when stage numbers have gaps, or when there is no action
+  /// at all.
   static Schedule from_rows(std::vector<Row> rows, std::string name = {});
 
   [[nodiscard]] int ranks() const { return static_cast<int>(rows.size()); }
@@ -36,11 +37,11 @@ struct Schedule {
   [[nodiscard]] bool is_lowered() const;
   /// Whether there is any SEND or RECV.
   [[nodiscard]] bool communicates() const;
-  /// Actions that are not idle; an overlap is one.
+  /// Number of actions that are not idle; an overlap counts once.
   [[nodiscard]] std::int64_t actions() const;
-  /// Slots of all rows, idle ones included.
+  /// Number of slots in all rows, including idle ones.
   [[nodiscard]] std::size_t slots() const;
-  /// Idle slots standing in the rows.
+  /// Number of idle slots in all rows.
   [[nodiscard]] std::int64_t idle_slots() const;
 
   bool operator==(const Schedule& other) const {

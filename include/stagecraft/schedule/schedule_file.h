@@ -8,10 +8,11 @@
 /// Schedules in files.
 namespace stagecraft {
 
-/// Where a name of a schedule may stand, a path that ends in .csv is a file.
+/// Whether an argument that names a schedule or a file is a file: it ends in ".csv".
 bool is_schedule_file(std::string_view name);
 
-/// Throws InvalidArgument when it cannot be read, ParseError when it is no schedule.
+/// Throws InvalidArgument when the file cannot be read, ParseError when it is not CSV of actions, ScheduleError as
+/// Schedule::from_rows does.
 Schedule read_schedule(const std::string& path);
 
 }  // namespace stagecraft

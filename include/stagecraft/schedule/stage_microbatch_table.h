@@ -7,7 +7,7 @@
 
 namespace stagecraft {
 
-/// One small value per (stage, microbatch): what passes and proofs remember of the past, in one flat array.
+/// One small value per (stage, microbatch) in a flat array: the state that passes, verification and simulation keep.
 template <typename Value>
 class StageMicrobatchTable {
  public:

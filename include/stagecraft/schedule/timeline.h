@@ -6,31 +6,31 @@
 
 #include "stagecraft/schedule/action.h"
 
-/// What happened in a step, and when.
+/// Recorded times of the actions of a step.
 namespace stagecraft {
 
-/// One action of one rank, in seconds on a clock that all ranks of a machine share. A forward or backward begins with
-/// the wait for its input, which `waited` gives apart.
+/// One recorded action of one rank. Times are in seconds on a clock that all ranks of a machine share. `start` of a
+/// forward or backward is before the wait for its input; `waited` is the length of that wait.
 struct Span {
   Action action;
   double start = 0;
   double end = 0;
   double waited = 0;
   std::int64_t bytes = 0;  ///< Size of the message or of the gradients.
-  /// True for a gradient average, which runs in a thread beside the rank's other actions. It starts when all replicas
-  /// have arrived; `waited` is then how long the rank was idle for it at the end of the step.
+  /// True for a gradient average, which runs in a thread beside the rank's other actions. Its `start` is the time when
+  /// all replicas have arrived; its `waited` is how long the rank was idle for it at the end of the step.
   bool beside = false;
 };
 
 /// The actions of one rank in the order of execution.
 using Timeline = std::vector<Span>;
 
-/// One step of all ranks, by rank.
+/// The timelines of one step, indexed by rank.
 using StepTimelines = std::vector<Timeline>;
 
-/// Steps of one run, one after the other, all with the same ranks and stages.
+/// Consecutive steps of one run, all with the same ranks and stages.
 struct Recording {
-  std::string name;  ///< Of the schedule.
+  std::string name;  ///< Name of the schedule.
   std::vector<StepTimelines> steps;
 };
 

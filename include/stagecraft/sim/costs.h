@@ -6,7 +6,7 @@
 
 #include "stagecraft/schedule/schedule.h"
 
-/// What actions, messages and activations cost. Times and memory are in any unit, the same throughout.
+/// Costs of actions, messages and activations. Times and memory may be in any unit, used consistently.
 namespace stagecraft {
 
 /// Costs of one microbatch in one stage, unless a field says otherwise.
@@ -14,23 +14,23 @@ struct StageCosts {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  double backward = 2;     ///< Full backward; where not given, the sum of its parts.
+  double backward = 2;     ///< Full backward; a cost file without it gets the sum of its parts.
   double optimizer = 0;    ///< Once, after all of the rank's actions.
   double unshard = 0;      ///< Once per UNSHARD.
   double reduce_grad = 0;  ///< Once per REDUCE_GRAD.
 
-  double activation_memory = 1;       ///< From the start of F to the end of B or I.
-  double weight_gradient_memory = 1;  ///< What of it an I leaves behind for its W.
-  double buffer_memory = 0;           ///< A message that has arrived and is not consumed yet.
+  double activation_memory = 1;       ///< Held from the start of F to the end of B or I.
+  double weight_gradient_memory = 1;  ///< Held from an I to the end of its W.
+  double buffer_memory = 0;           ///< Held from a message's arrival to the end of its consumer.
 
-  double forward_bytes = 0;   ///< Of the message to the stage after this one.
-  double backward_bytes = 0;  ///< Of the message to the stage before this one.
+  double forward_bytes = 0;   ///< Size of the message to the next stage.
+  double backward_bytes = 0;  ///< Size of the message to the previous stage.
 };
 
-/// A message takes latency + bytes / bandwidth. Messages of one directed link share its bandwidth, one after the other.
+/// A message takes latency + bytes / bandwidth. A directed link transfers one message at a time.
 struct LinkCosts {
   double latency = 0;
-  double bandwidth = 0;  ///< Bytes per unit of time; 0 means without limit.
+  double bandwidth = 0;  ///< Bytes per unit of time; 0 means unlimited.
 };
 
 struct NamedLink {
@@ -40,16 +40,16 @@ struct NamedLink {
 };
 
 struct Costs {
-  /// One for all stages, or one per stage.
+  /// One entry for all stages, or one entry per stage.
   std::vector<StageCosts> stages = std::vector<StageCosts>(1);
   /// Used for every pair of ranks that `links` does not name.
   LinkCosts link;
   std::vector<NamedLink> links;
-  /// A rank's compute takes this many times what `stages` says; empty means 1 for all, one entry is for all.
+  /// Factor on the compute times of each rank. Empty means 1 for all ranks; a single entry applies to all.
   std::vector<double> rank_slowdown;
-  /// An OVERLAP_F_B takes this many times the sum of its halves.
+  /// Duration of an OVERLAP_F_B, relative to the sum of its halves.
   double overlap_factor = 1;
-  /// Whether a rank computes while its message travels. If not, it waits until the message has arrived.
+  /// Whether a rank can compute while a message it sent is in transit. If not, the sender waits for its arrival.
   bool overlap_communication = true;
 
   [[nodiscard]] const StageCosts& of(StageId stage) const {
@@ -62,13 +62,13 @@ struct Costs {
   [[nodiscard]] LinkCosts between(RankId from, RankId to) const;
 };
 
-/// Throws InvalidArgument that names every key which does not fit that many stages and ranks.
+/// Throws InvalidArgument that names every key whose number of entries or ranks does not match `stages` and `ranks`.
 void require_fit(const Costs& costs, int stages, int ranks);
 
-/// Costs laid out for one placement: looked up by kind and stage, the rank's slowdown applied.
+/// Durations of actions for one placement, by kind and stage, with the ranks' slowdowns applied.
 class ActionCosts {
  public:
-  /// Throws InvalidArgument unless the costs fit the placement.
+  /// Throws InvalidArgument unless the costs fit the placement, see `require_fit`.
   ActionCosts(const Costs& costs, const Placement& placement);
 
   /// Duration of a plain action; 0 for messages.

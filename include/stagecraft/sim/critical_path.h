@@ -13,19 +13,20 @@ struct CriticalAction {
   Action action = {};
   double start = 0;
   double end = 0;
-  /// Whether it waited for a message of the action before it in the path, which is on another rank; else that one is
-  /// the action before it on its own rank.
+  /// True when the previous action of the path is on another rank and sent the message that this action waited for;
+  /// false when it is the previous compute on the same rank.
   bool after_message = false;
 };
 
-/// The chain of actions, each starting as soon as the one before lets it, that ends with the last compute of all:
-/// making anything else faster does not shorten the step. Needs a simulation with times kept.
+/// The critical path: the chain of computes that ends with the last compute of all ranks, in which each one starts as
+/// soon as the previous one allows. Speeding up other actions does not shorten the step. Throws InvalidArgument unless
+/// the simulation was run with `keep_times`.
 std::vector<CriticalAction> critical_path(const Schedule& schedule, const Simulation& simulation);
 
 struct CriticalSummary {
   double compute = 0;
-  double messages = 0;          ///< From the end of a giver to the start of its taker.
-  std::vector<double> by_rank;  ///< Compute on the path.
+  double messages = 0;          ///< Time from the end of a sender to the start of its receiver.
+  std::vector<double> by_rank;  ///< Compute time on the path.
 };
 CriticalSummary summarize(const std::vector<CriticalAction>& path, int ranks);
 

@@ -6,8 +6,8 @@
 
 namespace stagecraft {
 
-/// Per rank, the most microbatch-stage activations alive at once. One is alive from its F to its B or W; without a
-/// backward (forward-only) just during its F. Depends on each rank's own order alone.
+/// Per rank, the largest number of live microbatch-stage activations. An activation is live from its F to its B or W;
+/// in a row without backwards, only during its F. The count depends only on the order of the rank's own row.
 std::vector<int> peak_live_activations(const Schedule& schedule);
 
 }  // namespace stagecraft

@@ -7,28 +7,28 @@
 #include "stagecraft/schedule/timeline.h"
 #include "stagecraft/sim/costs.h"
 
-/// Costs of real runs, from what they recorded.
+/// Costs measured from recordings of real runs.
 namespace stagecraft {
 
 struct ProfileOptions {
-  /// Steps at the beginning of each recording that do not count; -1: the first one, where there are several. It
-  /// allocates what later ones find.
+  /// Number of warm-up steps to leave out at the start of each recording. -1 leaves out the first step, whose
+  /// allocations make it slow, unless it is the only one.
   int skip = -1;
 };
 
-/// One recording, to be compared with what `predicted_period` says of its schedule.
+/// The measured times of one recording, for comparison with `predicted_period` of its schedule.
 struct ProfiledRun {
   std::string name;
-  Schedule schedule;  ///< What was computed, in that order, and REDUCE_GRAD.
+  Schedule schedule;  ///< The recorded computes and REDUCE_GRADs, in their order.
   int steps = 0;      ///< Counted steps.
-  /// Medians over those steps: from the end of the step before to the end of the step, and from its own first action.
-  /// With a single step, both are its makespan.
+  /// Medians over the counted steps. The period runs from the end of the previous step to the end of the step, the
+  /// makespan from the step's first action to its end. With a single step, both are its makespan.
   double measured_period = 0;
   double measured_makespan = 0;
 };
 
 struct Profile {
-  /// In seconds, one entry per stage. Memory is left at one unit per activation: it is not recorded.
+  /// In seconds, one entry per stage. Memory is not recorded: it stays at one unit per activation.
   Costs costs;
   Placement placement;
   /// Relative standard deviation of actions of one stage and kind within a step. Ranks wait for each other's slow
@@ -43,25 +43,26 @@ struct Profile {
   std::vector<ProfiledRun> runs;
 };
 
-/// What actions and messages cost on average in a typical step: the median over steps of the mean within each, for the
-/// time of a step adds up means, not medians; the rank's pace in each step is taken out.
+/// Measures the costs of actions and messages. A cost is the median over steps of the mean within each step, divided by
+/// the rank's slowdown in that step. It is based on means because the time of a step is a sum of means, not of medians.
 ///
-/// An action's cost is the time from the end of the one before it, without its wait, and that of its own messages:
-/// posting a RECV or a SEND takes time of the rank. A message's latency is the time from the end of its SEND to the
-/// beginning of its consumer, where that one waited for it; messages of very different sizes on one link give it a
-/// bandwidth too. What lies between the end of a step on all ranks and a rank's next one counts as `optimizer`,
-/// divided among its stages. What REDUCE_GRAD made a rank wait for in the end counts as `reduce_grad`.
+/// The cost of an action is the time since the end of the previous action, without its wait, plus the time to post its
+/// SEND and RECV. The latency of a message is the time from the end of its SEND to the start of its consumer, over
+/// messages that the consumer waited for; a link with messages of very different sizes gets a bandwidth too. The time
+/// from the end of a step on all ranks to a rank's next step counts as `optimizer`, divided among the rank's stages.
+/// The time that a rank waits for gradient averages at the end of a step counts as `reduce_grad`.
 ///
-/// A stage whose backward was only seen whole is split so: the I takes as long as the F, but at most three quarters of
-/// the B; the W takes the rest. One seen only in parts has a B of their sum.
+/// A stage recorded only with B is split: the I costs as much as the F, but at most three quarters of the B; the W
+/// costs the rest. A stage recorded only with I and W gets their sum as B.
 ///
-/// Clocks of different machines are set by the messages between them. All recordings have the same placement. Throws
-/// InvalidArgument when there is nothing to profile, when a stage has moved, and when an action appears without what
-/// must go with it; ScheduleError when what was computed is no schedule.
+/// Clocks of different machines are aligned by the messages between them. All recordings must have the same placement.
+/// Throws InvalidArgument when there is no step to profile, when a rank has no timeline, when placements differ, or
+/// when a rank has recorded an action of a stage it does not compute; ScheduleError when the computes are not a
+/// schedule.
 Profile profile(std::span<const Recording> recordings, const ProfileOptions& options = {});
 
-/// The time from the end of a step to the end of the next that a profile predicts for a schedule over the same stages:
-/// the median of simulations with its jitter, at the paces of its steps.
+/// Predicts the time from the end of one step to the end of the next, for a schedule over the same stages: the median
+/// makespan of simulations with the profile's jitter and the rank slowdowns of its steps.
 double predicted_period(const Profile& profile, const Schedule& schedule);
 
 }  // namespace stagecraft

@@ -15,14 +15,14 @@ struct ActionTime {
 
 struct MemoryPoint {
   double time = 0;
-  double memory = 0;  ///< From this time on.
+  double memory = 0;  ///< Memory held from this time on.
 };
 
 struct RankOutcome {
-  double first_start = 0;  ///< Of its first compute.
-  double last_end = 0;     ///< Of its last compute; the optimizer comes after.
-  double busy = 0;         ///< Time of computing between the two.
-  double end = 0;          ///< Of everything, the optimizer included.
+  double first_start = 0;  ///< Start of its first compute.
+  double last_end = 0;     ///< End of its last compute, before the optimizer.
+  double busy = 0;         ///< Compute time between the two.
+  double end = 0;          ///< End of all its work, including the optimizer.
   double peak_memory = 0;
   [[nodiscard]] double span() const { return last_end - first_start; }
 };
@@ -31,34 +31,34 @@ struct Simulation {
   std::vector<RankOutcome> ranks;
   /// From time 0 to the end of the last rank.
   double makespan = 0;
-  /// The largest span of any rank, from its first F to its last W: optimizers being per rank, ranks may start and end
-  /// one after the other without loss.
+  /// The largest span of any rank, from its first F to its last W. Optimizers run per rank, so ranks that start and end
+  /// at different times lose nothing.
   double span = 0;
 
-  /// The part of `ranks * span` and of `ranks * makespan` in which ranks do not compute.
+  /// The fraction of `ranks * span` and of `ranks * makespan` in which ranks do not compute.
   [[nodiscard]] double bubble_span() const;
   [[nodiscard]] double bubble_makespan() const;
   [[nodiscard]] double peak_memory() const;
 
-  /// Per rank and slot; an idle slot has start == end. Empty unless asked for.
+  /// Per rank and slot; an idle slot has start == end. Empty without `keep_times`.
   std::vector<std::vector<ActionTime>> times;
-  /// Per rank, in the order of time; empty unless asked for.
+  /// Per rank, in order of time. Empty without `keep_memory`.
   std::vector<std::vector<MemoryPoint>> memory;
 };
 
 struct SimulationOptions {
   bool keep_times = false;
   bool keep_memory = false;
-  /// Each compute takes max(0, 1 + jitter * x) times its cost, x drawn from a normal distribution by `seed`.
+  /// Each action takes max(0, 1 + jitter * x) times its cost, with x from a standard normal distribution (see `seed`).
   double jitter = 0;
   std::uint64_t seed = 0;
 };
 
-/// Each rank does its actions in their order on one compute stream; an action starts once the one before has ended and
-/// its message has arrived. A compute-only schedule sends at the end of the compute, a lowered one where its SEND
-/// stands; posting a SEND or a RECV takes no time, and idle slots are dropped. Memory grows when an action starts and
-/// shrinks when it ends. Linear in the number of actions. Throws ScheduleError for a schedule that cannot run,
-/// InvalidArgument for costs that do not fit it.
+/// Runs each rank's actions in order on one compute stream. An action starts once the previous one has ended and its
+/// message has arrived. A compute-only schedule sends at the end of each compute, a lowered one at its SENDs; posting a
+/// SEND or a RECV takes no time, nor do idle slots. Memory grows when an action starts and shrinks when it ends. Takes
+/// time linear in the number of actions. Throws ScheduleError for a schedule that cannot run, InvalidArgument for costs
+/// that do not fit it.
 Simulation simulate(const Schedule& schedule, const Costs& costs, const SimulationOptions& options = {});
 
 }  // namespace stagecraft

@@ -7,26 +7,27 @@
 
 namespace stagecraft {
 
-/// When each action runs if every action takes one step. `step_of[rank][i]` is the step of the i-th slot of that rank,
-/// -1 for an idle slot.
+/// The step in which each action runs when every action takes one step. `step_of[rank][i]` is the step of slot i of
+/// that rank, -1 for an idle slot.
 struct StepTimes {
   int steps = 0;
   std::vector<std::vector<std::int32_t>> step_of;
 };
 
-/// Per step each rank takes its next action if what it needs is done, else idles; idle slots of the schedule are
-/// dropped first. A RECV needs its SEND and a SEND its compute, possibly in the same step (PyTorch's rule, and its step
-/// counts). In a compute-only schedule an action needs its neighbour stage's in an *earlier* step, which shows the
-/// bubble. Throws ScheduleError when no rank can go on.
+/// In each step, each rank runs its next action if its inputs are ready, else it idles; idle slots of the schedule are
+/// dropped first. A RECV needs its SEND and a SEND its compute, possibly in the same step (this is PyTorch's rule and
+/// gives the same step counts). In a compute-only schedule an action needs the result of another rank from an *earlier*
+/// step, which shows the bubble. Throws ScheduleError when no rank can go on.
 StepTimes simulate_steps(const Schedule& schedule);
 
-/// Just the number of steps, without the table.
+/// The number of steps of `simulate_steps`.
 int count_steps(const Schedule& schedule);
 
-/// Whether the rows, read as they stand, already are a timetable: everything an action needs stands in an earlier slot.
+/// Whether the slots are a timetable already: every input of an action is computed in an earlier slot. False for
+/// lowered or invalid schedules.
 bool is_timetable(const Schedule& schedule);
 
-/// The same schedule with its slots where `times` puts them: idle slots fill the gaps.
+/// The schedule with each action in the slot of its step, and idle slots in the gaps.
 Schedule spread_over_steps(const Schedule& schedule, const StepTimes& times);
 
 }  // namespace stagecraft

@@ -2,14 +2,15 @@
 
 #include "stagecraft/sim/simulator.h"
 
-/// The same schedule under other conditions.
+/// Costs with a slower rank or link, and simulations with jitter.
 namespace stagecraft {
 
-/// The costs with one rank `factor` times slower. Throws InvalidArgument for a rank that is not there or a factor that
-/// is not finite and above 0.
+/// The costs with one rank `factor` times slower. Throws InvalidArgument unless the rank exists and the factor is
+/// finite and above 0.
 Costs with_slower_rank(const Costs& costs, int ranks, RankId rank, double factor);
 
-/// The costs with the link between two ranks, in both directions, `factor` times slower in latency and bandwidth.
+/// The costs with the links between two ranks, in both directions, `factor` times slower in latency and bandwidth.
+/// Throws InvalidArgument unless the ranks exist and differ, and the factor is finite and above 0.
 Costs with_slower_link(const Costs& costs, int ranks, RankId a, RankId b, double factor);
 
 struct JitterOutcome {
@@ -22,8 +23,8 @@ struct JitterOutcome {
 
 inline constexpr int kMostJitterRuns = 1'000'000;
 
-/// `runs` simulations whose computes vary by `jitter` (a standard deviation, as a part of each cost). The same seed
-/// gives the same outcome. Throws InvalidArgument unless 0 <= jitter <= 1 and 1 <= runs <= kMostJitterRuns.
+/// Runs `runs` simulations with random durations; `jitter` is their standard deviation relative to the cost. The same
+/// seed gives the same outcome. Throws InvalidArgument unless 0 <= jitter <= 1 and 1 <= runs <= kMostJitterRuns.
 JitterOutcome simulate_jitter(const Schedule& schedule, const Costs& costs, double jitter, int runs,
                               std::uint64_t seed);
 

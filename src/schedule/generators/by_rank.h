@@ -7,8 +7,8 @@
 
 namespace stagecraft::detail {
 
-/// A schedule whose rows are made one by one: `make_row(rank, stages)` gets the rank's number and its stages,
-/// ascending. Rows are made at the same time: one must not depend on another.
+/// Makes a schedule row by row: `make_row(rank, stages)` gets the rank's number and its stages, ascending. Rows are
+/// made in parallel, so they must not depend on each other.
 template <typename MakeRow>
 Schedule by_rank(const Shape& shape, Placement placement, MakeRow&& make_row) {
   Schedule schedule{"", std::move(placement), shape.microbatches, {}};

@@ -4,8 +4,8 @@
 
 namespace stagecraft::detail {
 
-/// One rank of a linear zero-bubble schedule: `warm_up` forwards; then F and I in turn while forwards remain; a W (the
-/// oldest owed) follows each I from the `delay`-th on; the Ws still owed come last.
+/// One rank of a linear zero-bubble schedule: `warm_up` forwards, then F and I in turn while forwards remain. The
+/// oldest pending W follows each I from number `delay` (counted from 0) on; the remaining Ws come last.
 inline Row with_deferred_weights(StageId stage, int warm_up, int delay, int microbatches) {
   Row row;
   row.reserve(3 * static_cast<std::size_t>(microbatches));

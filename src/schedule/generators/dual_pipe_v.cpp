@@ -3,8 +3,8 @@
 //
 //   one rank, phases:  F0 F0 ... | F0 F1 | I1 W F1 | F0&B1 F1&B0 ... | B1 F1&B0 | B1 B0 | W B0 | W
 //
-// The pattern needs at least 2p microbatches; with fewer, the actions of the missing ones fall away, and an overlap
-// that loses one half becomes the other half alone.
+// The pattern needs at least 2p microbatches; with fewer, the actions of missing microbatches are left out, and an
+// overlap that loses one half becomes the other half alone.
 //
 // Bubble: (p - 1)(F&B + B - 3W), F&B an overlapped pair, per half-rank stage.  Memory: min(2m, 2p + 1) half-rank
 // activations.
@@ -27,7 +27,7 @@ class Writer {
     owed_.push_back(Action::backward_weight(action.stage(), action.microbatch()));
     push(action);
   }
-  /// The oldest weight part still owed; nothing if there is none.
+  /// Adds the oldest pending W, if there is one.
   void weight() {
     if (owed_.empty()) return;
     push(owed_.front());
@@ -75,7 +75,7 @@ Row make_row(int p, int r, std::span<const StageId> stages, int microbatches) {
     write.forward(1);
   }
   for (int i = 0; i < pattern - 2 * p + r + 1; ++i) {
-    if (i == 0 && r == p - 1) {  // apart, the first pair of the turning rank starts its neighbours sooner
+    if (i == 0 && r == p - 1) {  // without overlap, the last rank's first pair lets its neighbour start sooner
       write.forward(0);
       write.full(1);
     } else {
@@ -87,7 +87,7 @@ Row make_row(int p, int r, std::span<const StageId> stages, int microbatches) {
     write.full(1);
     write.overlap(1, 0);
   }
-  // From the middle of this phase on the backwards are split, and their weight parts fill the end.
+  // From the middle of this phase on, backwards are split, and their weight parts fill the end.
   bool split = false;
   const auto backward = [&](int leg) { split ? write.input(leg) : write.full(leg); };
   for (int i = 0; i < r + 1; ++i) {

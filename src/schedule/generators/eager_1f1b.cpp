@@ -1,12 +1,12 @@
 // Eager 1F1B: a 1F1B whose warm-up is as deep as a memory limit L allows, up to 2(p - r) - 1 forwards on rank r. The
-// extra forwards in stock let a rank go on while a message is on its way; past that depth they hide nothing more, since
-// a microbatch is never more than 2(p - r) - 1 hops and computes away from coming back.
+// extra forwards let a rank continue while a message is in transit. A deeper warm-up would hide nothing more, since a
+// microbatch returns after at most 2(p - r) - 1 hops and computes.
 //
 //   rank 0 | F0 F1 F2 F3 F4 B0 F5 B1    B2    B3    B4    B5
 //   rank 1 |    F0 F1 F2 B0 F3 B1 F4 B2 F5 B3    B4    B5
 //   rank 2 |       F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 //
-// A limit below p - r is kept too, at the price of a larger bubble: the warm-up never grows from one rank to the next,
+// A limit below p - r is kept too, at the cost of a larger bubble. The warm-up never grows from one rank to the next,
 // so the order stays executable.
 //
 // Bubble: (p - 1)(F + B), with room for a message of length F + B per hop.  Memory: min(m, L, 2(p - r) - 1) on rank r.

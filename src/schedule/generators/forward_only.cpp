@@ -1,10 +1,10 @@
-// Forward only: inference, or one pass of evaluation.
+// Forward only: for inference or evaluation.
 //
 //   rank 0 | F0 F1 F2 F3
 //   rank 1 |    F0 F1 F2 F3
 //   rank 2 |       F0 F1 F2 F3
 //
-// With several stages per rank, microbatches go round the ranks in groups of p, so that each lap follows the one before
+// With several stages per rank, microbatches go round the ranks in groups of p, so that consecutive rounds follow
 // without a gap.
 //
 // Bubble: (p - 1) F.  Memory: 1 (nothing waits for a backward).

@@ -6,12 +6,12 @@
 
 namespace stagecraft::detail {
 
-/// The order in which an interleaved schedule walks a rank's stages: microbatches are cut into rounds; within a round
-/// all its microbatches go through the rank's first stage, then through its second, and so on (or from the last stage
-/// down).
+/// The order in which an interleaved schedule visits a rank's stages. Microbatches are divided into rounds; the
+/// microbatches of a round go through the rank's first stage, then through its second, and so on (or from the last
+/// stage down).
 ///
-/// There are max(1, m div p) rounds. Where that does not divide m, the first rounds take one microbatch more: a round
-/// never is longer than the first, on which the warm-up is measured, so a backward never overtakes its forward.
+/// There are max(1, m div p) rounds. If that does not divide m, the first rounds have one microbatch more: no round is
+/// longer than the first, which sets the warm-up, so a backward never comes before its forward.
 class InterleavedOrder {
  public:
   InterleavedOrder(int ranks, int stages_per_rank, int microbatches, bool from_last_stage)

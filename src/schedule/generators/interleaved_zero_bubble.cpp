@@ -1,12 +1,12 @@
-// Interleaved zero bubble: Interleaved1F1B with the backward split. Weight parts are held back, r of them on rank r,
-// and fill the end; a shorter warm-up suffices because input parts come back sooner.
+// Interleaved zero bubble: Interleaved1F1B with the backward split. Rank r defers r weight parts, which fill the end; a
+// shorter warm-up is enough because input parts return sooner.
 //
 //   p = 2, v = 2, m = 2:
 //   rank 0 | 0F0 0F1 2F0     2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
 //   rank 1 |     1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
 //
 // Bubble: (p - 1)(F + I - W), F, I and W of one stage.
-// Memory: min(vm, (v - 1) q + p) at most, q as in Interleaved1F1B: forwards in stock plus r held-back weight parts.
+// Memory: min(vm, (v - 1) q + p) at most, q as in Interleaved1F1B: warm-up forwards plus r deferred weight parts.
 
 #include "by_rank.h"
 #include "interleaved_order.h"
@@ -44,8 +44,8 @@ Row make_row(const Shape& shape, int r, std::span<const StageId> stages) {
   return row;
 }
 
-/// Puts the rows on one clock, a slot per tick, and inserts idle slots wherever a forward would stand before the
-/// forward it needs: that must come in an earlier slot. Nothing else waits.
+/// Puts the rows on one clock, a slot per tick: inserts idle slots so that the forward that a forward needs is in an
+/// earlier slot. Other actions are not delayed.
 void delay_forwards(Schedule& schedule) {
   constexpr int kNotYet = INT32_MAX;
   StageMicrobatchTable<int> forward_slot(schedule, kNotYet);

@@ -49,7 +49,7 @@ class Clock {
     return ranks_[r].next < schedule_.rows[r].size() || !ranks_[r].owed_weights.empty();
   }
 
-  /// One slot of one rank. Returns whether it was not idle.
+  /// Fills one slot of one rank. Returns false if the slot is idle.
   bool advance(std::size_t r, int tick) {
     Rank& rank = ranks_[r];
     if (rank.next < schedule_.rows[r].size() && ready(schedule_.rows[r][rank.next], rank, tick)) {

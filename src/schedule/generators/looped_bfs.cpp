@@ -1,5 +1,5 @@
-// Looped breadth-first: each rank runs all microbatches of its first stage, then of its next one, and the backwards the
-// other way round. Few switches of stage, so sharded parameters are gathered once per stage.
+// Looped breadth-first: each rank runs all microbatches of its first stage, then of its next stage, and the backwards
+// in reverse. Ranks rarely switch stages, so each sharded stage is gathered at most twice.
 //
 //   rank 0 | 0F0 0F1 2F0 2F1         2B1 2B0 0B1 0B0
 //   rank 1 |     1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0

@@ -1,4 +1,4 @@
-// 1F1B: as few forwards as keep every rank busy, then one backward and one forward in turn.
+// 1F1B: a warm-up of as few forwards as keep every rank busy, then one backward and one forward in turn.
 //
 //   rank 0 | F0 F1 F2       B0 F3 B1 F4 B2    B3    B4
 //   rank 1 |    F0 F1    B0 F2 B1 F3 B2 F4 B3    B4

@@ -53,7 +53,7 @@ void check_at_least_one(std::string_view what, int value) {
 
 void check_stages_per_rank(const Generator& generator, int stages_per_rank) {
   if (stages_per_rank >= generator.min_stages_per_rank && stages_per_rank <= generator.max_stages_per_rank) return;
-  // It takes any number; a number above the most stages that there can be is refused for its size.
+  // The generator takes any number of stages; check_size refuses one above kMaxStage.
   if (generator.max_stages_per_rank == kMaxStage && stages_per_rank > kMaxStage) return;
   const std::string name(generator.name);
   const std::string remedy = generator.max_stages_per_rank == 1
@@ -64,7 +64,7 @@ void check_stages_per_rank(const Generator& generator, int stages_per_rank) {
                         std::to_string(stages_per_rank) + remedy);
 }
 
-/// F, I and W of every stage and microbatch, and as many idle slots again, must stay below the limit on slots.
+/// Throws unless F, I and W of every stage and microbatch, and as many idle slots again, fit into kMaxSlots.
 void check_size(const Shape& shape) {
   const double slots = 6.0 * shape.ranks * static_cast<double>(shape.stages_per_rank) * shape.microbatches;
   const double fill = 4.0 * shape.ranks * static_cast<double>(shape.ranks) * shape.stages_per_rank;
@@ -112,7 +112,7 @@ Schedule make_schedule(std::string_view name, const Shape& shape) {
   Schedule schedule = generator.make(resolved);
   schedule.name = generator.name;
   for (Row& row : schedule.rows) {
-    if (row.capacity() > row.size() + row.size() / 8) row.shrink_to_fit();  // less is not worth a copy
+    if (row.capacity() > row.size() + row.size() / 8) row.shrink_to_fit();  // saving less is not worth a copy
   }
   return schedule;
 }

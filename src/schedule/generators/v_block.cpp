@@ -39,7 +39,7 @@ Schedule unroll(const VBlock& block, int ranks, int microbatches) {
     const auto legs = legs_of(block, ranks, r);
     Row& row = schedule.rows.emplace_back();
     row.reserve(4 * static_cast<std::size_t>(microbatches));
-    std::array<int, 4> next{};  // a merge of four streams, each one interval apart from microbatch to microbatch
+    std::array<int, 4> next{};  // next microbatch of each leg: merges four sorted streams
     for (std::int64_t left = 4 * std::int64_t{microbatches}; left > 0; --left) {
       std::size_t soonest = 4;
       for (std::size_t i = 0; i < legs.size(); ++i) {

@@ -5,8 +5,8 @@
 namespace stagecraft::detail {
 
 /// A building block (Qi et al., Pipeline Parallelism with Controllable Memory): the ticks at which one microbatch
-/// travels the V, down as F, up as F, down as B, up as B. Microbatch j runs the same path 6 ticks per microbatch later,
-/// 6 being the work one microbatch means to a rank with F = I = W = 1.
+/// travels the V, down as F, up as F, down as B, up as B. Microbatch j follows the same path 6 j ticks later; 6 is the
+/// work of one microbatch on a rank with F = I = W = 1.
 ///
 ///        rank 0  F . . . . . . F B . . . . . . B        hop[0..3]: ticks from rank to rank on each leg
 ///        rank 1  . F . . . . F . . B . . . . B .        turn[0..2]: extra ticks at each turn, which keep
@@ -21,8 +21,8 @@ struct VBlock {
   ActionKind backward;  // kBackwardInput (1 tick) or kBackward (2 ticks)
 };
 
-/// The rows in the order of the block's ticks: F and the block's kind of backward, no idle slots, no W. Every action
-/// stands after what it needs on one common clock, so the order can execute for any number of microbatches.
+/// Rows in the order of the block's ticks: F and the block's kind of backward, without idle slots and W. On the common
+/// clock every action comes after its inputs, so the order can execute for any number of microbatches.
 Schedule unroll(const VBlock& block, int ranks, int microbatches);
 
 }  // namespace stagecraft::detail

@@ -1,5 +1,6 @@
 // V-Half (Qi et al., Pipeline Parallelism with Controllable Memory): half of 1F1B's memory for about half of its
-// bubble. Forwards go down in steps of 1 and up in steps of 2, and so do input parts; weight parts fill what is left.
+// bubble. Forwards go down the ranks one tick per hop and up two ticks per hop, and so do input parts; weight parts
+// fill the gaps.
 //
 //   p = 3, m = 3 (0F0 is stage 0, microbatch 0; stages 0 and 5 are on rank 0):
 //   rank 0 | 0F0 0F1             5F0 5I0 0F2 5W0 5F1 5I1 5W1 0I0 0W0     5F2 5I2 0I1 5W2 0W1 ...

@@ -1,5 +1,5 @@
-// ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism): 1F1B with the backward split. Rank r holds back its first r
-// weight parts and spends them at the end, where 1F1B would wait.
+// ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism): 1F1B with the backward split. Rank r defers r weight parts to
+// the end, where 1F1B would wait.
 //
 //   rank 0 | F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
 //   rank 1 |    F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3

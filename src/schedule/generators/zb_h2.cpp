@@ -1,5 +1,5 @@
 // ZB-H2 (Qi et al., Zero Bubble Pipeline Parallelism): ZB-H1 with twice the warm-up. Rank r starts with 2(p - r) - 1
-// forwards and holds back 2r weight parts: the ranks work without a gap, each from its first F to its last W.
+// forwards and defers 2r weight parts: each rank works without a gap from its first F to its last W.
 //
 //   rank 0 | F0 F1 F2 F3 F4 I0 W0 F5 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5
 //   rank 1 |    F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5

@@ -14,7 +14,7 @@
 namespace stagecraft::generator {
 namespace {
 
-/// Writes one row; each kind of each of the two stages counts its own microbatches.
+/// Writes one row. Each of the two stages has a microbatch counter per kind of action.
 class Writer {
  public:
   Writer(StageId down, StageId up, int microbatches, int idle)

@@ -199,7 +199,7 @@ class Comparison {
   bool compares_buffers_;
 };
 
-/// Every kind of schedule that has so many stages.
+/// Every kind of schedule with this number of stages.
 std::vector<std::pair<std::string, int>> schedules_for(int stages, int microbatches) {
   std::vector<std::pair<std::string, int>> all = {{"1F1B", stages},      {"GPipe", stages}, {"ZB-H1", stages},
                                                   {"Eager1F1B", stages}, {"ZB-H2", stages}, {"Interleaved1F1B", 1}};
@@ -230,7 +230,7 @@ class Job {
     for (int place = 1; place < nodes; ++place) {
       if (sc::graph::reason_against(whole.program(), {place}).empty()) legal.push_back(place);
     }
-    // Places before nodes that are made again anywhere are the same cut as the next one.
+    // A cut before a node that every stage recomputes is the same as the next cut.
     std::vector<int> distinct;
     for (std::size_t i = 0; i < legal.size(); ++i) {
       const bool same = i + 1 < legal.size() && sc::graph::cut(whole.program(), {legal[i]}).stages[0].nodes ==

@@ -15,14 +15,14 @@ using testing::AllOf;
 using Phase = AutoReport::Phase;
 
 constexpr AutoOptions kQuick = {.profile_steps = 2, .time_budget = 0.5};
-/// Until it is decided: two and one more of each form, recorded; then of each schedule, measured.
+/// Steps until the decision: 2 and a warm-up step for each form of backward, then for each schedule.
 constexpr int kAutoSteps = 2 * 2 * (2 + 1);
 
 PipelineOptions automatic(int microbatches, const AutoOptions& options = kQuick) {
   return {.schedule = "auto", .microbatches = microbatches, .loss = mean_square, .automatic = options};
 }
 
-/// Lets actions of this kind take so many seconds.
+/// Makes actions of this kind take this many seconds.
 void slow_down(Pipeline& pipeline, RankId rank, SimulatedClocks& clocks, ActionKind kind, double seconds) {
   pipeline.on(kind, [rank, &clocks, seconds](const ActionContext& context) {
     context.run();
@@ -58,17 +58,18 @@ TEST(Auto, FindsAFasterScheduleAndSwitches) {
     const AutoReport& report = auto_report(pipeline);
     reports.add(world.rank(), report.text());
     EXPECT_TRUE(report.switched) << report.text();
-    // Six times a forward and a whole backward; two forwards, or two input gradients, and four times all three.
+    // Before: six times a forward and a full backward. After: two forwards or two input parts, and four times all
+    // three.
     EXPECT_NEAR(report.predicted_before, 6 * 24, 1e-9);
     EXPECT_NEAR(report.predicted_after, 16 + 4 * 24, 1e-9);
     EXPECT_NEAR(report.measured_before, report.predicted_before, 1e-9);
     EXPECT_NEAR(report.measured_after, report.predicted_after, 1e-9);
     ASSERT_EQ(report.costs.stages.size(), 3U);
     EXPECT_NEAR(report.costs.stages[1].backward_weight, 8, 1e-9);
-    // No rank holds more than the fullest one did at the beginning.
+    // No rank holds more than the largest peak of the starting schedule.
     EXPECT_EQ(report.memory_limit, 3);
     for (const int peak : peak_live_activations(pipeline.schedule())) EXPECT_LE(peak, 3);
-    // The last rank splits. The first has nobody to send a gradient to: a whole backward is as good there.
+    // The last rank splits. The first sends no gradient, so a full backward is as good there.
     bool splits = false;
     for (const Action& action : pipeline.schedule().rows[2]) splits |= action.kind() == ActionKind::kBackwardWeight;
     EXPECT_TRUE(splits) << "it does not run what it has switched to";
@@ -97,7 +98,7 @@ TEST(Auto, KeepsTheOldScheduleIfTheNewOneIsSlowerWhenMeasured) {
     slow_down(pipeline, world.rank(), clocks);
     const Tensor x = at::ones({4, 4});
     for (int step = 0; step < kAutoSteps; ++step) {
-      // What looked cheap when it was profiled no longer is.
+      // Actions that were cheap while profiling become slow.
       if (auto_report(pipeline).phase == Phase::kComparing) {
         slow_down(pipeline, world.rank(), clocks, ActionKind::kBackwardWeight, 40);
       }

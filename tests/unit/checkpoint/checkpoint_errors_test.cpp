@@ -1,4 +1,4 @@
-// What cannot be saved or loaded: one error with everything, on all ranks, and nothing is changed.
+// Failures to save or load: one error that lists all faults, on all ranks, and nothing is changed.
 
 #include <sys/resource.h>
 

@@ -1,4 +1,4 @@
-// Python's safetensors and torch take what is saved here, and what they save is loaded.
+// Python's safetensors and torch load our checkpoints, and we load theirs.
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace checkpoint_testing;
 
-/// What a command prints, as numbers; `status` is how it ends.
+/// The numbers that a command prints; `status` is its exit status.
 std::vector<double> numbers_printed(const std::string& command, int& status) {
   std::FILE* pipe = ::popen(command.c_str(), "r");
   std::vector<double> all;

@@ -1,4 +1,4 @@
-// Saved, loaded, and gone on as if nothing had been.
+// A run that is saved and loaded continues as if it had not stopped.
 
 #include "checkpoint_testing.h"
 #include "stagecraft/file/safetensors.h"
@@ -54,7 +54,7 @@ TEST_P(Resume, GivesTheLossesOfARunThatNeverStopped) {
     }
     Pipeline pipeline = after.pipeline(world);
     auto second = GetParam().make(pipeline.parameters());
-    train(world, pipeline, *second, 0, 1);  // what it has learnt before is gone after loading
+    train(world, pipeline, *second, 0, 1);  // loading replaces what it has learnt
     EXPECT_EQ(load_checkpoint(world, pipeline, path, {.optimizer = second.get()}), 3);
     EXPECT_EQ(pipeline.steps(), 3U);
     EXPECT_EQ(train(world, pipeline, *second, 3, 6), std::vector(expected.begin() + 3, expected.end()))
@@ -148,7 +148,7 @@ TEST(Checkpoint, LoadedWithoutOptimizerLeavesItsStateOut) {
   });
 }
 
-/// Two stages that have the embedding, and each a table that is not saved.
+/// One of two stages that share the embedding; each also has a table that is not saved.
 Stage tied_stage(int index, const at::Tensor& shared_weight, const at::Tensor& table) {
   return {index,
           [=](const StageCall& call) { return Value(at::matmul(call.tensor(0), shared_weight)); },

@@ -87,7 +87,7 @@ class RandomProgram : public ProgramBuilder {
   std::vector<ValueId> numbers_;
 };
 
-/// A cut before such a node is the same as one before the next.
+/// Nodes that every stage recomputes: a cut before one is the same as a cut before the next node.
 bool is_made_again(const Node& node) {
   return node.target == "aten::cos" || node.target == "aten::full" || node.target == "aten::sym_size.int" ||
          node.target == "_operator.mul";
@@ -160,7 +160,7 @@ Optimum search(const Program& program, int stages) {
   return optimum;
 }
 
-/// A stage that takes only numbers is allowed, but not looked for.
+/// A stage that takes only numbers is allowed, but balancing does not propose it.
 bool takes_tensors(const Program& program, const std::vector<int>& places) {
   const CutProgram result = cut(program, places);
   std::vector<bool> leaves(result.stages.size(), false);
@@ -222,7 +222,7 @@ TEST(Balance, WorkMayBeGiven) {
             std::string::npos);
 }
 
-/// Seconds here would be minutes for a large model.
+/// If this takes seconds, a large model takes minutes.
 TEST(Balance, LongProgramsAreQuick) {
   ProgramBuilder builder;
   ValueId value = builder.user("x", {{8, "s0"}});

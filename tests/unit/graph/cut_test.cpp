@@ -151,7 +151,7 @@ TEST(Cut, NumbersThatNoTensorShowsAreSent) {
   }
 }
 
-/// A size of a constant is read where it is wanted; the constant wants a size in turn.
+/// A size of a constant is read in the stage that needs it; the constant itself depends on a size.
 TEST(Cut, NumbersThatConstantsWantAreFoundToo) {
   ProgramBuilder builder;
   const ValueId x = builder.user("x", kBatch);

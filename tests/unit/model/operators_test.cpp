@@ -1,4 +1,4 @@
-// What the torch-free half believes about operators, held against the schemas of the LibTorch at hand.
+// Compares what the torch-free half assumes about operators with the schemas of the installed LibTorch.
 
 #include "stagecraft/graph/operators.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 using testing::IsEmpty;
 
-/// TorchScript's lists, dictionaries and generators aside, which an exported program does not hold.
+/// Without TorchScript's lists, dictionaries and generators, which exported programs do not contain.
 template <typename Visit>
 int for_each_operator(const Visit& visit) {
   int count = 0;

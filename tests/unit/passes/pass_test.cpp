@@ -52,7 +52,7 @@ TEST(UnshardReshard, MaxActiveIsAnOption) {
 }
 
 TEST(UnshardReshard, AnOverlapBringsBothItsStages) {
-  // 1F1 needs 1, 2 and then both 0 and 3: four are active.
+  // From 1F1 on, stages 1 and 2 and then both 0 and 3 are needed: four are active.
   EXPECT_EQ(
       after("unshard_reshard",
             "0F0,0F1,1F0,2F0,3F0,1F1,2F1,(0F2;3B0)OVERLAP_F_B,2B0,1B0,0B0,3F1,3B1,2B1,1B1,0B1,1F2,2F2,3F2,3B2,2B2,"

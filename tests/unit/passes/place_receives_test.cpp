@@ -21,7 +21,7 @@ std::string placed(const std::string& csv) {
 }
 
 TEST(PlaceReceives, PostsWhileTheSenderIsStillComputing) {
-  // Rank 1 receives F1 after F0 and F2 after B0: each is sent just when the one before it is through.
+  // Rank 1 receives F1 after F0 and F2 after B0: each is sent just when the action before it ends.
   EXPECT_EQ(placed("0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
                    "1RECV_F0,1RECV_F1,1RECV_F2,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1F2,1B2,1SEND_B2\n"),
             "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"

@@ -56,7 +56,7 @@ TEST(Exact, ThePlannerIsWithinOnePercentOnRandomCosts) {
 }
 
 TEST(Exact, ClaimsNothingWhereMessagesShareALink) {
-  // Messages take as long as computes, and pass a link one after the other, of which the program knows nothing.
+  // Messages take as long as computes and share a link one after the other, which the integer program does not model.
   Costs costs;
   costs.stages[0] = {.forward = 1, .backward_input = 1, .backward_weight = 0.1, .backward = 1.1};
   costs.stages[0].forward_bytes = costs.stages[0].backward_bytes = 3;

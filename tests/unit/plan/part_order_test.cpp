@@ -15,7 +15,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// The order that was used before: by start, but by what is implied where two starts are as good as equal.
+/// The former order: by start, but by dependency if two starts are equal within the tolerance.
 bool comes_first_within_tolerance(const PartOrder& order, const std::vector<double>& starts, std::size_t a,
                                   std::size_t b) {
   if (std::abs(starts[a] - starts[b]) > 1e-7) return starts[a] < starts[b];
@@ -24,7 +24,7 @@ bool comes_first_within_tolerance(const PartOrder& order, const std::vector<doub
 
 TEST(PartOrder, ComparingWithinAToleranceIsNoOrder) {
   const PartOrder order(Placement::linear(1), 3);
-  // One stage runs F2, and I0 and W0 of an earlier microbatch, which nothing orders after it.
+  // One stage runs F2, and I0 and W0 of an earlier microbatch, which do not depend on F2.
   const std::size_t f2 = order.id(Part::kForward, 0, 2), i0 = order.id(Part::kInput, 0, 0),
                     w0 = order.id(Part::kWeight, 0, 0);
   std::vector<double> starts(order.parts(), 5);
@@ -32,7 +32,7 @@ TEST(PartOrder, ComparingWithinAToleranceIsNoOrder) {
   starts[f2] = 1 + 0.8e-7;
   starts[i0] = 1 + 1.6e-7;
   const auto first = [&](std::size_t a, std::size_t b) { return comes_first_within_tolerance(order, starts, a, b); };
-  // W0 and F2 are as good as equal, F2 and I0 too, and yet W0 comes before I0: sorting by that is undefined.
+  // W0 and F2 compare equal, F2 and I0 too, and yet W0 comes before I0: sorting by this is undefined behaviour.
   EXPECT_TRUE(!first(w0, f2) && !first(f2, w0) && !first(f2, i0) && !first(i0, f2));
   EXPECT_TRUE(first(w0, i0));
   const std::vector<std::size_t> row = order.in_time(0, starts);
@@ -61,7 +61,7 @@ TEST(PartOrder, ARowKeepsWhatIsImpliedWhateverTheTimes) {
 
 TEST(PartOrder, TimesThatAreConsistentDecide) {
   const PartOrder order(Placement::linear(1), 3);
-  // F0 I0 F1 W0 I1 F2 ..., some of which take no time: middles tell.
+  // F0 I0 F1 W0 I1 F2 ...; some take no time, so they are ordered by their middles.
   std::vector<std::size_t> wanted;
   for (const auto& [part, microbatch] : std::vector<std::pair<Part, std::size_t>>{{Part::kForward, 0},
                                                                                   {Part::kInput, 0},

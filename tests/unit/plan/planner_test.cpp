@@ -207,7 +207,7 @@ TEST(Planner, SizesAreRefusedBeforeMemoryIsTaken) {
 }
 
 TEST(Planner, TheTimeBudgetCountsFromTheFirstScheduleOn) {
-  // One trial of this takes longer than the budget: what is left is the best known schedule.
+  // One trial takes longer than the budget, so the result is the best known schedule.
   PlanRequest r = request(512, 1024, PlacementChoice::kLinear, 0);
   r.time_budget = 1e-3;
   const PlanResult result = plan(r);

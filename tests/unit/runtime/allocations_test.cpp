@@ -1,4 +1,4 @@
-// A warmed-up step takes memory from the heap no more often than a loop that is staged by hand in plain LibTorch.
+// After warm-up, a step makes no more heap allocations than a hand-written staged loop in plain LibTorch.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -22,7 +22,7 @@ void* counted(std::size_t size) {
 
 }  // namespace
 
-// They replace those of the whole process, LibTorch included.
+// These operators replace those of the whole process, LibTorch included.
 void* operator new(std::size_t size) { return counted(size); }
 void* operator new[](std::size_t size) { return counted(size); }
 void operator delete(void* memory) noexcept { std::free(memory); }

@@ -1,4 +1,4 @@
-// What a user puts in the place of actions, or beside them: handlers, timelines, profilers.
+// What a user can run instead of actions or beside them: handlers, timelines, profilers.
 
 #include "pipeline_testing.h"
 #include "stagecraft/stage/packing.h"

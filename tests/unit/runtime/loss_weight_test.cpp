@@ -1,4 +1,4 @@
-// A batch has one loss and one gradient, however it is cut: also where some targets do not count.
+// The loss and gradients of a batch do not depend on how it is cut, also if some targets do not count.
 
 #include "pipeline_testing.h"
 
@@ -35,7 +35,7 @@ std::pair<double, std::vector<Tensor>> whole(const Batch& batch, bool with_auxil
   const Tensor hidden = at::matmul(batch.input, weights[0]);
   Tensor loss = at::cross_entropy_loss(at::matmul(hidden, weights[1]), batch.target);
   const double value = loss.item<double>();
-  if (with_auxiliary) {  // weighted by what counts in each row's microbatch: here, one row each
+  if (with_auxiliary) {  // weighted by the counted targets of each microbatch, here of one row each
     const Tensor counted = (batch.target != -100).to(at::kDouble);
     loss = loss + (hidden.pow(2).mean(1) * counted).sum() / counted.sum();
   }

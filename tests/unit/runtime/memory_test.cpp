@@ -1,4 +1,4 @@
-// What is alive, and for how long.
+// Lifetimes of activations, messages and outputs.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// What can go wrong in a pipeline: the same error on every rank, no hang, and the next step works.
+// Failures in a pipeline: the same error on every rank, no hang, and the next step works.
 
 #include <atomic>
 #include <thread>
@@ -151,7 +151,7 @@ TEST(PipelineErrors, RanksThatTieDifferentParameters) {
   }
 }
 
-/// Runs a step that fails, tells what each rank said, and sees that the next step works.
+/// Runs a step that fails, records each rank's error, and checks that the next step works.
 struct Failing {
   int ranks = 3;
   std::string schedule = "ZB-H1";
@@ -265,7 +265,7 @@ TEST(PipelineErrors, TheFirstStepMayFailWhileOthersStillMakeThePipeline) {
 }
 
 TEST(PipelineErrors, CollectivesStayInStepAfterwards) {
-  // When the first rank fails at its very end, the others are waiting for the loss already, or have it.
+  // When the first rank fails at the very end of its step, the others already wait for the loss, or have it.
   Failing failing;
   failing.broadcast_loss = true;
   failing.prepare = [](Pipeline& pipeline, World& world, bool fail) {
@@ -480,7 +480,7 @@ TEST(PipelineErrors, AScheduleIsVerifiedForTheMessagesOfItsTransport) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_THAT(sayings.of(1), HasSubstr(sayings.of(0)));  // which of them found it stands before it
+    EXPECT_THAT(sayings.of(1), HasSubstr(sayings.of(0)));  // rank 1 adds which rank found it
     return sayings.of(0);
   };
   EXPECT_EQ(said([](auto below, auto& clocks) {

@@ -43,7 +43,7 @@ inline void expect_close(const Tensor& got, const Tensor& expected) {
 
 inline LaunchOptions quick(int ranks) { return {.ranks = ranks, .timeout = kPatience}; }
 
-/// What each rank said.
+/// The text that each rank reported.
 class Sayings {
  public:
   void add(RankId rank, const std::string& text) {

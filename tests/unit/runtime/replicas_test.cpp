@@ -1,4 +1,4 @@
-// A pipeline on several replicas: what is averaged, when, and what happens when replicas do not agree.
+// A pipeline with several replicas: what is averaged, when, and what happens if replicas differ.
 
 #include <thread>
 
@@ -211,7 +211,7 @@ TEST(Replicas, AHandlerMayPutAveragingOffToALaterStep) {
 }
 
 TEST(Replicas, TiedParametersAddUpOverStepsBeforeTheyAreAveraged) {
-  // Both stages have one weight; the averaging of the first two steps is put off to the third.
+  // Both stages share one weight; the gradients of the first two steps are averaged only in the third.
   const auto batch = [](int step) { return std::pair(numbers({6, 4}, step), numbers({6, 4}, step + 0.5)); };
   const at::Tensor alone = weight(0);
   for (int step = 0; step < 3; ++step) {

@@ -1,4 +1,4 @@
-// A rank that takes longer than the others wait: who says so, when, and what is left of the world.
+// A rank that exceeds the timeout of the others: which rank reports it, when, and whether the world still works.
 
 #include <thread>
 
@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 constexpr auto kTimeout = 600ms;
 constexpr auto kMuchLonger = 2400ms;
 
-/// What the ranks of one run said, and whether those that are not slow ended within a second after the timeout.
+/// The errors of the ranks of one run, and whether the ranks that are not slow ended within a second of the timeout.
 class SlowRank {
  public:
   SlowRank(int ranks, int replicas, int slow) : ranks_(ranks), replicas_(replicas), slow_(slow) {}

@@ -1,5 +1,4 @@
-// Costs from timelines: what the simulator makes of known costs, recorded as a run would be, must give these costs
-// back.
+// Costs from timelines: simulates known costs, records the result like a run, and expects these costs back.
 
 #include "stagecraft/sim/profile.h"
 
@@ -20,7 +19,7 @@ using testing::HasSubstr;
 
 constexpr double kPause = 5;  // between two steps
 
-/// What a run that went like this would record.
+/// The timelines that a run like this simulation would record.
 StepTimelines timelines_of(const Schedule& schedule, const Simulation& simulation, const Costs& costs, double begin) {
   StepTimelines ranks;
   for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
@@ -43,7 +42,7 @@ StepTimelines timelines_of(const Schedule& schedule, const Simulation& simulatio
   return ranks;
 }
 
-/// What a run with exactly these costs would record, in a sequence of steps.
+/// The recording of a run with exactly these costs, over several steps.
 Recording record(const std::string& name, const Shape& shape, const Costs& costs, int steps = 1) {
   Schedule schedule = make_schedule(name, shape);
   run_passes(schedule, "send_recv");
@@ -160,7 +159,7 @@ TEST(Profile, ClocksOfDifferentMachinesAreSetByMessages) {
 }
 
 TEST(Profile, PostingMessagesIsPartOfTheirActions) {
-  // RECV 1 s, F 2 s, SEND 3 s, and half a second between any two: all of it is time of the rank.
+  // RECV 1 s, F 2 s, SEND 3 s, and half a second between any two: all of it counts as time of the rank.
   const Action f = Action::forward(StageId(1), MicrobatchId(0));
   const Action b = Action::backward(StageId(1), MicrobatchId(0));
   Recording recording{"", {{{}, {}, {}}}};
@@ -192,7 +191,7 @@ TEST(Profile, TakingAMessageThatHasArrivedCostsTime) {
     ranks[0].push_back({at(ActionKind::kForward, 0, m), 1.0 * m, m + 1.0, 0, 0, false});
     ranks[0].push_back({at(ActionKind::kSendForward, 0, m), m + 1.0, m + 1.0, 0, 0, false});
   }
-  // The first one is waited for (0.3 s after it was sent), the others are there and take 0.1 s.
+  // The consumer waits for the first message (0.3 s after it was sent); the others have arrived and take 0.1 s.
   ranks[1].push_back({at(ActionKind::kForward, 1, 0), 0, 6.3, 1.3, 0, false});
   ranks[1].push_back({at(ActionKind::kForward, 1, 1), 6.3, 11.4, 0.1, 0, false});
   ranks[1].push_back({at(ActionKind::kForward, 1, 2), 11.4, 16.5, 0.1, 0, false});
@@ -272,7 +271,7 @@ TEST(Profile, ActionsThatVaryMakeAStepLonger) {
 TEST(Profile, AStepWaitsForTheRankThatIsSlowThisTime) {
   const Shape shape{.ranks = 3, .microbatches = 6};
   const Costs costs = uneven_costs(3);
-  // Every rank is as usual in most steps, but in most steps one of them is not.
+  // Each rank has its normal speed in most steps, but in most steps one rank is slow.
   const auto in_step = [&](int step) {
     Costs own = costs;
     own.rank_slowdown = {step % 4 == 0 ? 1.5 : 1.0, step % 4 == 1 ? 1.4 : 1.0, step % 4 == 2 ? 1.3 : 1.0};
@@ -305,7 +304,8 @@ TEST(Profile, AStepWaitsForTheRankThatIsSlowThisTime) {
 }
 
 TEST(Profile, RunsInSlowTimesCostNoMore) {
-  // The one with split backwards was recorded while all was slower: its I and W cost what they would otherwise.
+  // The run with split backwards was recorded while everything was slower; the costs of its I and W are corrected for
+  // that.
   const Shape shape{.ranks = 2, .microbatches = 6};
   const Costs costs = uneven_costs(2);
   Costs slower = costs;

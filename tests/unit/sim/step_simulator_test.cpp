@@ -42,7 +42,7 @@ TEST(StepSimulator, KnowsEveryKindOfAction) {
 }
 
 TEST(StepSimulator, ZeroBubbleSchedulesHaveNone) {
-  // 3 m v actions per rank, and r idle steps before the first on rank r.
+  // Rank r has r idle steps and then 3 m v actions.
   EXPECT_EQ(count_steps(make_schedule("ZB-H2", {.ranks = 4, .microbatches = 12})), 36 + 3);
   EXPECT_EQ(count_steps(make_schedule("ZBVZeroBubble", {.ranks = 4, .microbatches = 12})), 72 + 3);
 }
@@ -65,7 +65,7 @@ TEST(StepSimulator, MeetsTheBubbleFormulas) {
 
 TEST(StepSimulator, SaysWhoCannotGoOn) {
   EXPECT_THROW(count_steps(schedule_of("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")), ScheduleError);
-  // Sound where messages carry tags, but a RECV that waits for its SEND in its place in the order never ends.
+  // Safe with tags, but a RECV that blocks at its position in the row waits for ever.
   const Schedule crossed = schedule_of(
       "0F0,0RECV_B0,0SEND_F0,0B0\n"
       "1RECV_F0,1F0,1B0,1SEND_B0\n");

@@ -7,7 +7,7 @@ namespace {
 
 using Kind = Notice::Kind;
 
-/// What rank `from` says to the others; `about` and text of a failure, or none.
+/// A notice; `about` and `text` are those of a failure, or none.
 Notice says(Notice::Kind kind, std::uint64_t step, std::int32_t about = -1, const std::string& text = "") {
   return {kind, step, about, text};
 }

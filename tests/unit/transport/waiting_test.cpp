@@ -15,7 +15,7 @@ Wait message_from(int rank, MessageKind kind = MessageKind::kForward, bool is_ma
 }
 const Wait kEndOfStep{.is_settling = true, .from = RankId(-1), .tag = {}};
 
-/// What rank 0 says when each of the others stands as given; those that are not given compute.
+/// The error of rank 0 if the other ranks have the given standings; ranks without one compute.
 TimeoutError error_of(int ranks, const Wait& own, const std::map<int, Standing>& given) {
   std::vector<Standing> all(static_cast<std::size_t>(ranks));
   for (const auto& [rank, standing] : given) all[static_cast<std::size_t>(rank)] = standing;
