@@ -174,7 +174,10 @@ TEST_P(Groups, MistakesAreNamed) {
   run([](Transport& transport, Group& group) {
     const RankId own = transport.rank();
     EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, own}, 0, kPatience); }), HasSubstr("twice"));
-    EXPECT_THAT(message_of([&] { MessageGroup(transport, {own, RankId(77)}, 0, kPatience); }), HasSubstr("names rank 77"));
+    EXPECT_THAT(message_of([&] {
+                  MessageGroup(transport, {own, RankId(77)}, 0, kPatience);
+                }),
+                HasSubstr("names rank 77"));
     EXPECT_THAT(message_of([&] { MessageGroup(transport, {}, 0, kPatience); }), HasSubstr("without itself"));
     EXPECT_THAT(message_of([&] { group.broadcast({}, 99); }), HasSubstr("no member 99"));
     EXPECT_THAT(message_of([&] { group.all_reduce(at::ones({2}, at::kLong), Reduction::kMean); }),

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "coordinator.h"
-#include "lifeline.h"
+#include "heartbeat.h"
 #include "mpi_channel.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/version.h"
@@ -116,7 +116,7 @@ class MpiProcess::Implementation {
     count_cores(local);
     MPI_Comm_free(&local);
     compare_versions();
-    open_lifeline();
+    start_heartbeat();
   }
 
   ~Implementation() { stop_watching(); }
@@ -200,17 +200,17 @@ class MpiProcess::Implementation {
     }
   }
 
-  void open_lifeline() {
+  void start_heartbeat() {
     const auto silence = std::max<milliseconds>(milliseconds(500), timeout_ * 6 / 10);
-    lifeline_.emplace(rank_, ranks_, silence,
+    heartbeat_.emplace(rank_, ranks_, silence,
                       [this](RankId rank, const std::string& text) { coordinator().lose(rank, text); });
     if (ranks_ == 1) return;
-    const std::string invitation = broadcast_text(rank_.value == 0 ? lifeline_->listen() : "", communicator_);
+    const std::string contact = broadcast_text(rank_.value == 0 ? heartbeat_->listen() : "", communicator_);
     int missing = 0;
     if (rank_.value == 0) {
-      missing = lifeline_->admit(milliseconds(10'000));
+      missing = heartbeat_->accept_all(milliseconds(10'000));
     } else {
-      lifeline_->connect(invitation);
+      heartbeat_->connect(contact);
     }
     if (missing > 0) {
       say("stagecraft: " + std::to_string(missing) + " of " + std::to_string(ranks_ - 1) +
@@ -221,18 +221,18 @@ class MpiProcess::Implementation {
 
   /// The helper thread: makes progress on messages while the rank computes, and watches the other processes.
   void watch() {
-    bool said_farewell = false;
+    bool has_announced_exit = false;
     milliseconds rest(1);
     while (!is_over_) {
-      lifeline_->attend(rest);
+      heartbeat_->run_once(rest);
       if (helps_) rest = help();
       if (told_to_end != 0) end_as_told();
-      if (leaving_ && !said_farewell) {
-        lifeline_->farewell();
-        said_farewell = true;
+      if (leaving_ && !has_announced_exit) {
+        heartbeat_->announce_exit();
+        has_announced_exit = true;
       }
     }
-    if (!said_farewell) lifeline_->farewell();
+    if (!has_announced_exit) heartbeat_->announce_exit();
   }
 
   /// One round of progress. Returns the time until the next one.
@@ -257,7 +257,7 @@ class MpiProcess::Implementation {
   [[noreturn]] void end_as_told() {
     const auto begin = Clock::now();
     while (Clock::now() - begin < milliseconds(400) && !coordinator().lost() && !reported_)
-      lifeline_->attend(milliseconds(20));
+      heartbeat_->run_once(milliseconds(20));
     if (!reported_) {
       const std::string pending = coordinator().pending();
       const std::string activity = activity_ ? activity_() : "";
@@ -298,7 +298,7 @@ class MpiProcess::Implementation {
   Timeout timeout_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   bool helps_ = false;
-  std::optional<mpi::Lifeline> lifeline_;
+  std::optional<mpi::Heartbeat> heartbeat_;
   std::shared_ptr<Transport> transport_;
   mpi::MpiChannel* channel_ = nullptr;  // owned by transport_
   std::function<std::string()> activity_;

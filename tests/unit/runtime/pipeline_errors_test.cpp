@@ -448,11 +448,11 @@ TEST(PipelineErrors, ARankThatLeavesTakesTheOthersAlong) {
 TEST(PipelineErrors, HowToCutASequentialIsRefusedWhereStagesAreGiven) {
   run_ranks(quick(1), [](World& world) {
     const auto with = [&](const SplitOptions& split) {
-      return message_of([&] {
-        Pipeline(world, {stage_for(world)}, {.microbatches = 1, .loss = mean_square, .split = split});
-      });
+      return message_of(
+          [&] { Pipeline(world, {stage_for(world)}, {.microbatches = 1, .loss = mean_square, .split = split}); });
     };
-    EXPECT_THAT(with({.layers = {2}}), HasSubstr("split says how a Sequential is cut, but the stages of this pipeline"));
+    EXPECT_THAT(with({.layers = {2}}),
+                HasSubstr("split says how a Sequential is cut, but the stages of this pipeline"));
     EXPECT_THAT(with({.balance = Balance::kParameters}), HasSubstr("leave it out"));
     EXPECT_EQ(with({}), "nothing was thrown");
   });
@@ -466,8 +466,7 @@ class InOrderChannel : public SimulatedTimeChannel {
 };
 
 TEST(PipelineErrors, AScheduleIsVerifiedForTheMessagesOfItsTransport) {
-  const Schedule crossed =
-      Schedule::from_rows(parse_csv("0F0,0F1,0SEND_F0,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n"));
+  const Schedule crossed = Schedule::from_rows(parse_csv("0F0,0F1,0SEND_F0,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n"));
   const auto said = [&](const auto& channel_of) {
     LocalFabric fabric(2);
     SimulatedClocks clocks(2);
@@ -483,13 +482,11 @@ TEST(PipelineErrors, AScheduleIsVerifiedForTheMessagesOfItsTransport) {
     EXPECT_THAT(sayings.of(1), HasSubstr(sayings.of(0)));  // rank 1 adds which rank found it
     return sayings.of(0);
   };
-  EXPECT_EQ(said([](auto below, auto& clocks) {
-              return std::make_unique<SimulatedTimeChannel>(std::move(below), clocks);
-            }),
-            "nothing was thrown");
-  EXPECT_THAT(
-      said([](auto below, auto& clocks) { return std::make_unique<InOrderChannel>(std::move(below), clocks); }),
-      HasSubstr("matched by order it would take the wrong message"));
+  EXPECT_EQ(
+      said([](auto below, auto& clocks) { return std::make_unique<SimulatedTimeChannel>(std::move(below), clocks); }),
+      "nothing was thrown");
+  EXPECT_THAT(said([](auto below, auto& clocks) { return std::make_unique<InOrderChannel>(std::move(below), clocks); }),
+              HasSubstr("matched by order it would take the wrong message"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "lifeline.h"
+#include "heartbeat.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include <sstream>
 #include <thread>
 
-// Lines of text: "hello SECRET RANK", "welcome SECRET", "alive" (heartbeat), "farewell", "lost RANK TEXT".
+// Lines of text: "hello SECRET RANK", "welcome SECRET", "alive" (heartbeat), "exit", "lost RANK TEXT".
 
 namespace stagecraft::mpi {
 namespace {
@@ -77,7 +77,7 @@ int connect_to(const std::string& address, std::uint16_t port) {
 
 }  // namespace
 
-Lifeline::Lifeline(RankId rank, int ranks, milliseconds silence, News news)
+Heartbeat::Heartbeat(RankId rank, int ranks, milliseconds silence, News news)
     : rank_(rank),
       ranks_(ranks),
       silence_(silence),
@@ -87,42 +87,42 @@ Lifeline::Lifeline(RankId rank, int ranks, milliseconds silence, News news)
   lines_.reserve(static_cast<std::size_t>(ranks));
 }
 
-Lifeline::~Lifeline() {
+Heartbeat::~Heartbeat() {
   for (const Line& line : lines_) {
     if (line.socket >= 0) close(line.socket);
   }
-  if (door_ >= 0) close(door_);
+  if (listener_ >= 0) close(listener_);
   if (events_ >= 0) close(events_);
 }
 
-void Lifeline::watch(const Line& line) const {
+void Heartbeat::watch(const Line& line) const {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = static_cast<std::uint64_t>(&line - lines_.data());
   epoll_ctl(events_, EPOLL_CTL_ADD, line.socket, &event);
 }
 
-std::string Lifeline::listen() {
+std::string Heartbeat::listen() {
   std::random_device random;
   secret_ = (std::uint64_t{random()} << 32) | random();
-  door_ = socket(AF_INET, SOCK_STREAM, 0);
+  listener_ = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in anywhere{};
   anywhere.sin_family = AF_INET;
   anywhere.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t size = sizeof anywhere;
-  if (door_ < 0 || bind(door_, reinterpret_cast<const sockaddr*>(&anywhere), sizeof anywhere) != 0 ||
-      ::listen(door_, ranks_) != 0 || getsockname(door_, reinterpret_cast<sockaddr*>(&anywhere), &size) != 0) {
+  if (listener_ < 0 || bind(listener_, reinterpret_cast<const sockaddr*>(&anywhere), sizeof anywhere) != 0 ||
+      ::listen(listener_, ranks_) != 0 || getsockname(listener_, reinterpret_cast<sockaddr*>(&anywhere), &size) != 0) {
     return "";
   }
-  make_quick(door_);
-  std::ostringstream invitation;
-  invitation << secret_ << ' ' << ntohs(anywhere.sin_port);
-  for (const std::string& address : own_addresses()) invitation << ' ' << address;
-  return invitation.str();
+  make_quick(listener_);
+  std::ostringstream contact;
+  contact << secret_ << ' ' << ntohs(anywhere.sin_port);
+  for (const std::string& address : own_addresses()) contact << ' ' << address;
+  return contact.str();
 }
 
-bool Lifeline::connect(const std::string& invitation) {
-  std::istringstream in(invitation);
+bool Heartbeat::connect(const std::string& contact) {
+  std::istringstream in(contact);
   std::uint16_t port = 0;
   if (!(in >> secret_ >> port)) return false;
   for (std::string address; in >> address;) {
@@ -155,12 +155,12 @@ bool Lifeline::connect(const std::string& invitation) {
   return false;
 }
 
-int Lifeline::admit(milliseconds patience) {
+int Heartbeat::accept_all(milliseconds patience) {
   auto last = Clock::now();
   while (static_cast<int>(lines_.size()) + 1 < ranks_ && Clock::now() - last < patience) {
-    pollfd wait{door_, POLLIN, 0};
+    pollfd wait{listener_, POLLIN, 0};
     if (poll(&wait, 1, 50) != 1) continue;
-    const int socket = accept(door_, nullptr, nullptr);
+    const int socket = accept(listener_, nullptr, nullptr);
     if (socket < 0) continue;
     make_quick(socket);
     std::string hello;
@@ -190,14 +190,14 @@ int Lifeline::admit(milliseconds patience) {
   return ranks_ - 1 - static_cast<int>(lines_.size());
 }
 
-void Lifeline::speak(const Line& line, const std::string& word) const {
+void Heartbeat::speak(const Line& line, const std::string& word) const {
   if (line.socket < 0) return;
   const std::string text = word + "\n";
   // A full buffer means that the other side does not read; it will be noticed as silent.
   (void)!::send(line.socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void Lifeline::attend(milliseconds wait) {
+void Heartbeat::run_once(milliseconds wait) {
   const milliseconds between = std::max(milliseconds(20), silence_ / 10);
   std::array<epoll_event, 64> events;
   const int count = epoll_wait(events_, events.data(), static_cast<int>(events.size()),
@@ -210,14 +210,14 @@ void Lifeline::attend(milliseconds wait) {
   find_silent();
 }
 
-void Lifeline::find_silent() {
+void Heartbeat::find_silent() {
   // Read first: input may have arrived while this process itself did not run.
   for (Line& line : lines_) {
-    if (line.socket >= 0 && !line.said_farewell && Clock::now() - line.last_heard >= silence_) hear(line);
+    if (line.socket >= 0 && !line.has_announced_exit && Clock::now() - line.last_heard >= silence_) hear(line);
   }
   const auto now = Clock::now();
   for (Line& line : lines_) {
-    if (line.socket < 0 || line.said_farewell || now - line.last_heard < silence_) continue;
+    if (line.socket < 0 || line.has_announced_exit || now - line.last_heard < silence_) continue;
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f", std::chrono::duration<double>(now - line.last_heard).count());
     lose(line, "rank " + std::to_string(line.peer.value) + " has been silent for " + seconds +
@@ -225,7 +225,7 @@ void Lifeline::find_silent() {
   }
 }
 
-void Lifeline::hear(Line& line) {
+void Heartbeat::hear(Line& line) {
   char buffer[4096];
   while (line.socket >= 0) {
     const ssize_t got = recv(line.socket, buffer, sizeof buffer, MSG_DONTWAIT);
@@ -236,7 +236,7 @@ void Lifeline::hear(Line& line) {
     }
     take_words(line);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (line.said_farewell) {
+    if (line.has_announced_exit) {
       close(line.socket);
       line.socket = -1;
       return;
@@ -247,13 +247,13 @@ void Lifeline::hear(Line& line) {
   }
 }
 
-void Lifeline::take_words(Line& line) {
+void Heartbeat::take_words(Line& line) {
   for (std::size_t end = 0; (end = line.heard.find('\n')) != std::string::npos;) {
     std::istringstream in(line.heard.substr(0, end));
     line.heard.erase(0, end + 1);
     std::string word;
     in >> word;
-    if (word == "farewell") line.said_farewell = true;
+    if (word == "exit") line.has_announced_exit = true;
     if (word == "lost") {
       int rank = -1;
       std::string text;
@@ -264,15 +264,15 @@ void Lifeline::take_words(Line& line) {
   }
 }
 
-void Lifeline::lose(Line& line, const std::string& text) {
+void Heartbeat::lose(Line& line, const std::string& text) {
   close(line.socket);
   line.socket = -1;
   news_(line.peer, text);
   for (const Line& other : lines_) speak(other, "lost " + std::to_string(line.peer.value) + " " + text);
 }
 
-void Lifeline::farewell() {
-  for (const Line& line : lines_) speak(line, "farewell");
+void Heartbeat::announce_exit() {
+  for (const Line& line : lines_) speak(line, "exit");
 }
 
 }  // namespace stagecraft::mpi

@@ -12,30 +12,30 @@
 /// closes at once; one that is stopped, or whose host is out of reach, goes silent. Rank 0 tells the others.
 namespace stagecraft::mpi {
 
-class Lifeline {
+class Heartbeat {
  public:
   using News = std::function<void(RankId, const std::string&)>;
 
   /// `silence`: how long a process may be silent before it counts as lost. `news`: called with a lost rank and the
   /// reason.
-  Lifeline(RankId rank, int ranks, std::chrono::milliseconds silence, News news);
-  ~Lifeline();
-  Lifeline(const Lifeline&) = delete;
-  Lifeline& operator=(const Lifeline&) = delete;
+  Heartbeat(RankId rank, int ranks, std::chrono::milliseconds silence, News news);
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// On rank 0: starts listening. Returns the address for `connect`; empty if that fails.
+  /// On rank 0: starts listening. Returns what `connect` needs; empty if that fails.
   std::string listen();
   /// On the others: connects to what `listen` returned. False if rank 0 cannot be reached.
-  bool connect(const std::string& invitation);
+  bool connect(const std::string& contact);
   /// On rank 0: accepts connections until all ranks are connected, or none has connected for `patience`. Returns the
   /// number of missing ranks.
-  int admit(std::chrono::milliseconds patience);
+  int accept_all(std::chrono::milliseconds patience);
 
   /// One round: waits up to `wait` for input and reads it; when due, sends heartbeats and looks for silent processes.
   /// Between heartbeats, the cost depends on the input, not on the number of ranks.
-  void attend(std::chrono::milliseconds wait);
+  void run_once(std::chrono::milliseconds wait);
   /// Announces that this process will end, so that it does not count as lost.
-  void farewell();
+  void announce_exit();
 
  private:
   struct Line {
@@ -43,7 +43,7 @@ class Lifeline {
     RankId peer;
     std::string heard;
     std::chrono::steady_clock::time_point last_heard;
-    bool said_farewell = false;
+    bool has_announced_exit = false;
   };
 
   void watch(const Line& line) const;
@@ -57,7 +57,7 @@ class Lifeline {
   int ranks_;
   std::chrono::milliseconds silence_;
   News news_;
-  int door_ = -1;
+  int listener_ = -1;
   int events_ = -1;  // epoll: which connections have input
   std::uint64_t secret_ = 0;
   std::vector<Line> lines_;
