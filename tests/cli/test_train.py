@@ -276,8 +276,8 @@ class Refuses(TrainCase):
         self.turns = itertools.count()
 
     def refuse(self, *parts, options=(), **what):
-        """The first of each test and every third after it, or all: each starts a process that loads LibTorch."""
-        if not ALL and next(self.turns) % 3:
+        """The first of each test and every sixth after it, or all: each starts a process that loads LibTorch."""
+        if not ALL and next(self.turns) % 6:
             return
         done = self.command(*self.arguments(*options, **what))
         self.assert_error(done, UNUSABLE, *parts)
@@ -306,7 +306,7 @@ class Refuses(TrainCase):
             (text, ["--output", "nothing"], ("'nothing'", "last", "logits")),
             ({**text, "target": text["target"] + 99}, [], ("class 114", "16 classes")),
             ({**text, "target": text["target"] - 1}, [], ("class -1", "-100 does not count")),
-        )[:: 1 if ALL else 3]:
+        )[:: 1 if ALL else 6]:
             done = self.command(*self.arguments("--ranks", 2, "--save", "state.safetensors", *options, data=data))
             self.assertEqual(done.returncode, REFUSED, done.stderr)
             self.assertRegex(done.stderr, r"\Astagecraft: train: rank 1, step \d+, action 1F0 \(stage 1, microbatch 0\): ")

@@ -314,7 +314,7 @@ TEST_P(Equivalence, EqualsOneDevice) {
         for (const Model& model : models()) {
           for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
             // A small selection that still has every model, every rank count and every number of microbatches.
-            if (!every_setting() && ++settings % 23 != 0) continue;
+            if (!every_setting() && ++settings % 41 != 0) continue;
             compare(model, {type, GetParam(), ranks, per_rank, microbatches});
             if (testing::Test::HasFatalFailure()) return;
           }
@@ -341,7 +341,7 @@ TEST_P(Equivalence, ReplicasEqualOneDeviceOnTheWholeBatch) {
     for (const int microbatches : {2, 3, 4, 8}) {
       for (const Model& model : models()) {
         for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
-          if (!every_setting() && ++settings % 13 != 0) continue;
+          if (!every_setting() && ++settings % 23 != 0) continue;
           compare(model, {type, GetParam(), ranks, generator.min_stages_per_rank, microbatches, replicas});
           if (testing::Test::HasFatalFailure()) return;
         }
@@ -357,7 +357,7 @@ TEST(EquivalenceOfAuto, EqualsOneDevice) {
     for (const int per_rank : {1, 2, 3}) {
       for (const int microbatches : {1, 4, 7}) {
         for (const Model& model : models()) {
-          if (!every_setting() && ++settings % 11 != 0) continue;
+          if (!every_setting() && ++settings % 19 != 0) continue;
           compare(model, {at::kDouble, "auto", ranks, per_rank, microbatches, 1, kAutomaticSteps});
           if (testing::Test::HasFatalFailure()) return;
         }
@@ -371,7 +371,7 @@ TEST(EquivalenceOfAuto, ReplicasEqualOneDeviceOnTheWholeBatch) {
   for (const auto& [ranks, replicas] : worlds_of_replicas()) {
     for (const int per_rank : {1, 2}) {
       for (const Model& model : models()) {
-        if (!every_setting() && ++settings % 9 != 0) continue;
+        if (!every_setting() && ++settings % 17 != 0) continue;
         compare(model, {at::kDouble, "auto", ranks, per_rank, 4, replicas, kAutomaticSteps});
         if (testing::Test::HasFatalFailure()) return;
       }

@@ -36,7 +36,7 @@ GRACE = 4.0  # starting, ending, a busy machine
 # another one die that way.
 LAUNCHER_KILLS = "mpich" in MPIEXEC[0]
 ALL = "STAGECRAFT_TEST_ALL" in os.environ  # each accident several times
-TRIALS = int(os.environ.get("STAGECRAFT_FAULT_TRIALS", 4))
+TRIALS = int(os.environ.get("STAGECRAFT_FAULT_TRIALS", 2))
 KINDS = os.environ.get("STAGECRAFT_FAULT_KINDS", "slow,stop,kill,throw,throw_number" if not LAUNCHER_KILLS else "slow,stop,throw,throw_number").split(",")
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 

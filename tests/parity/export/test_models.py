@@ -73,7 +73,7 @@ class ExportedModels(jobs.JobsCase):
         export(model, arguments, keywords, path + ".pt2")
         torch.save(python_side(model.train(not evaluation), arguments, keywords), path + ".data")
         return {"name": name, "model": path + ".pt2", "data": path + ".data", "tolerance": TOLERANCE[dtype],
-                "microbatches": microbatches, "cuts": cuts if ALL else cuts // 2, "stride": 1 if ALL else 4, "evaluation": evaluation}  # fmt: skip
+                "microbatches": microbatches, "cuts": cuts if ALL else cuts // 2, "stride": 1 if ALL else 8, "evaluation": evaluation}  # fmt: skip
 
     def compare(self, all_jobs):
         return self.run_jobs(all_jobs, lambda done: f"{done['runs']} runs, {done['legal']} places of {done['nodes']} nodes, "
