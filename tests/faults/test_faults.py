@@ -406,7 +406,7 @@ def load_tests(loader, standard_tests, _pattern):
     """All of them, or a few beside the random trials, which have accidents of most kinds."""
     if ALL:
         return standard_tests
-    few = ["test_a_rank_exits", "test_a_rank_is_another_program", "test_a_rank_is_killed_while_it_saves", "test_threads_of_two_pipelines"]
+    few = ["test_a_rank_exits", "test_a_rank_is_killed_while_it_saves", "test_threads_of_two_pipelines"]
     return unittest.TestSuite([*(Accidents(name) for name in few), loader.loadTestsFromTestCase(Trials), loader.loadTestsFromTestCase(LostLink)])
 
 
