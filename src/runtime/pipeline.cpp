@@ -77,24 +77,36 @@ class Pipeline::Implementation {
     std::string differences;
     stagecraft::together(world_, [&] {
       set_up(gather_stages());
-      const std::vector<std::string> statements = statements_of_all();
-      differences = disagreement(statements);
+      const Comparison comparison = compare_ranks();
+      differences = comparison.differences;
       if (!differences.empty()) return;
       parameters_ = std::make_unique<ReplicatedParameters>(world_, stages_, options_, schedule().placement,
                                                            active_->completion_order);
       parameters_->make_equal();
       const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
       losses_.emplace(world_, options_, schedule().microbatches,
-                      LossPolicy::Place{has_last(), last, any_auxiliary_loss(statements)});
+                      LossPolicy::Place{has_last(), last, comparison.any_auxiliary_loss});
       executor_.emplace(world_, stages_, options_, *wiring_, schedule().microbatches, *parameters_, *losses_);
       record_timeline(false);
     });
     if (!differences.empty()) throw InvalidArgument(differences);
   }
 
-  std::vector<std::string> statements_of_all() {
+  struct Comparison {
+    std::string differences;  // empty: all ranks were given the same pipeline
+    bool any_auxiliary_loss = false;
+  };
+  /// Rank 0 compares, so that no other rank holds the statements of all.
+  Comparison compare_ranks() {
     const auto during = world_.everyone().during(kComparison);
-    return world_.everyone().all_gather(statement_of(stages_, options_, schedule()));
+    std::vector<std::string> statements;
+    for (Message& own : world_.everyone().collect({{}, statement_of(stages_, options_, schedule())}, 0)) {
+      statements.push_back(std::move(own.header));
+    }
+    Message verdict;
+    if (!statements.empty()) verdict.header = (any_auxiliary_loss(statements) ? '1' : '0') + disagreement(statements);
+    verdict = world_.everyone().broadcast(std::move(verdict), 0);
+    return {verdict.header.substr(1), verdict.header.front() == '1'};
   }
 
   StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
