@@ -400,9 +400,7 @@ void run_world(const Layout& layout, const std::function<void(World&)>& program)
     World world(MpiEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
     return program(world);
   }
-  run_ranks(
-      {.ranks = layout.ranks, .replicas = layout.replicas, .threads_per_rank = 1, .timeout = kPatience},
-      program);
+  run_ranks({.ranks = layout.ranks, .replicas = layout.replicas, .threads_per_rank = 1, .timeout = kPatience}, program);
 }
 
 void expect_close(const at::Tensor& got, const at::Tensor& expected, double tolerance, const std::string& what) {

@@ -36,9 +36,9 @@ class SimulatedClocks {
 
   mutable std::mutex mutex_;
   std::vector<double> now_;
-  std::vector<double> settled_;  // when each rank came to the end of the step
-  double verdict_ = 0;           // when rank 0 knew that all had
-  std::optional<std::uint64_t> judged_;  // of which step that is
+  std::vector<double> settled_;                                    // when each rank came to the end of the step
+  double verdict_ = 0;                                             // when rank 0 knew that all had
+  std::optional<std::uint64_t> judged_;                            // of which step that is
   std::map<std::tuple<int, int, Tag>, std::vector<double>> sent_;  // by sender, receiver and tag; oldest first
 };
 

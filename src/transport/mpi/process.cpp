@@ -203,7 +203,7 @@ class MpiProcess::Implementation {
   void start_heartbeat() {
     const auto silence = std::max<milliseconds>(milliseconds(500), timeout_ * 6 / 10);
     heartbeat_.emplace(rank_, ranks_, silence,
-                      [this](RankId rank, const std::string& text) { coordinator().lose(rank, text); });
+                       [this](RankId rank, const std::string& text) { coordinator().lose(rank, text); });
     if (ranks_ == 1) return;
     const std::string contact = broadcast_text(rank_.value == 0 ? heartbeat_->listen() : "", communicator_);
     int missing = 0;
