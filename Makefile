@@ -82,7 +82,7 @@ demo: setup command  ## Train a small GPT on this repository's text, 4 ranks as 
 
 test: setup  ## Build and run the tests: unit, property, parity, command line, faults, install
 	@$(call install_packages,$(TEST_PACKAGES))
-	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset tests -j $(JOBS) && ctest --preset release -j $(JOBS)
+	@echo "== release" && cmake --preset release > /dev/null && cmake --build --preset tests -j $(JOBS) && ctest --preset release -j $$(($(JOBS) + 1))
 
 test-all: test  ## The same, every setting of the long ones, MPICH, published models, sanitizers, fuzzers
 	@$(MAKE) --no-print-directory test-rest
