@@ -5,6 +5,7 @@
 
 #include "calling.h"
 #include "interpreter.h"
+#include "layers.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/fingerprint.h"
 #include "stagecraft/graph/report.h"
@@ -77,7 +78,8 @@ Pipe::Pipe(const std::string& path, const CutOptions& options)
     : archive_(std::make_shared<ZipArchive>(open_file(path))),
       program_(std::make_shared<graph::Program>(graph::read_program(*archive_, options.model))) {
   require_operators(*program_);
-  cut_ = graph::cut(*program_, places(*program_, options));
+  places_ = places(*program_, options);
+  cut_ = graph::cut(*program_, places_);
 }
 
 std::string Pipe::summary() const { return graph::summary(*program_, cut_); }
@@ -133,6 +135,9 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
     Stage::Forward forward = [interpreter, program = program_, is_last](const StageCall& call) -> Value {
       ValueList results = interpreter->run(call.stage.value == 0 ? user_inputs(*program, call) : call.arguments);
       return is_last ? nested(program->result, results) : Value(std::move(results));
+    };
+    options.layers = [stage = ExportedStage{program_, places_, index.index(), graph, std::move(own), device}] {
+      return layers_of(stage);
     };
     const auto enter_evaluation = [interpreter] {
       interpreter->set_evaluation(true);

@@ -42,13 +42,24 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
       wiring_(wiring),
       microbatches_(static_cast<std::size_t>(microbatches)),
       parameters_(parameters),
-      losses_(losses),
-      flights_(stages.size() * microbatches_) {
+      losses_(losses) {
   for (const Stage& stage : stages) {
     Place& place = places_.emplace_back();
     place.stage = stage.index();
     place.is_first = place.stage.value == 0;
     place.is_last = place.stage.value + 1 == wiring.stages();
+    place.segments = segments_of(stage, stage.options().recompute.value_or(options.recompute));
+    place.keeps_inputs =
+        std::any_of(place.segments.begin(), place.segments.end(), [](const Segment& s) { return s.again; });
+  }
+  empty_flights();
+}
+
+void Executor::empty_flights() {
+  flights_.clear();
+  flights_.resize(stages_.size() * microbatches_);
+  for (std::size_t i = 0; i < flights_.size(); ++i) {
+    flights_[i].segments.resize(places_[i / microbatches_].segments.size());
   }
 }
 
@@ -57,10 +68,8 @@ void Executor::clear() {
   losses_.clear();
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
-  for (Flight& in : flights_) in = Flight();
-  leaves_.clear();
-  roots_.clear();
-  arriving_.clear();
+  empty_flights();
+  for (auto* tensors : {&leaves_, &inner_leaves_, &roots_, &first_roots_, &arriving_, &relayed_}) tensors->clear();
   outputs_ = StepOutputs();
   program_ = nullptr;
   inputs_ = nullptr;
@@ -89,7 +98,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   // A handler that replaces an action may leave data in a flight, which the next step would take for its own.
   const bool is_handled =
       std::any_of(handlers_.begin(), handlers_.end(), [](const auto& handler) { return !!handler; });
-  if (is_handled) flights_.assign(flights_.size(), Flight());
+  if (is_handled) empty_flights();
   return std::move(outputs_);
 }
 

@@ -10,6 +10,7 @@
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "program.h"
+#include "segments.h"
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/stage/packing.h"
@@ -37,6 +38,7 @@ struct StepOutputs {
 ///     SEND_B   gradients_out ──▶ message
 ///     W        after an I: adds to the gradients of weights, and the graph is gone
 ///
+/// With Recompute the graph is dropped after F, and B or I begins by computing it again from `incoming`: see Segment.
 /// Between neighbours on one rank there is no message: F and B move their results into the other stage's flight.
 /// Messages carry the boundary between two stages, skip connections included (Wiring). UNSHARD, RESHARD and REDUCE_GRAD
 /// are about a stage, not about a microbatch: see ParameterStore. For the weights of losses, see LossPolicy.
@@ -76,7 +78,7 @@ class Executor {
     std::vector<std::int32_t> leaves;           // per item before: where its tensors are among the inputs; -1: nowhere
     std::vector<at::Tensor> given;              // inputs of the user's that need a gradient
     std::vector<at::Tensor> seeds;              // gradients of the losses, which come after the outputs
-    Backward backward;
+    std::vector<SegmentFlight> segments;        // as the stage has
     std::function<void()> weights;
   };
 
@@ -84,14 +86,16 @@ class Executor {
     StageId stage;
     bool is_first;
     bool is_last;
-    BackwardPlanner planner;
-    Packer packer;  // of what crosses to the next stage
+    std::vector<Segment> segments;
+    bool keeps_inputs = false;  // until the backward, for segments that are computed again
+    Packer packer;              // of what crosses to the next stage
   };
 
   Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
     return flights_[stage * microbatches_ + microbatch.index()];
   }
 
+  void empty_flights();
   void run_instructions();
   void execute(const Instruction& instruction);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
@@ -99,6 +103,8 @@ class Executor {
   void end_overlap();
   void perform(const Instruction& instruction);
   void forward(const Instruction& instruction);
+  Value run_forward(const Instruction& instruction, const StageCall& call);
+  void compute_again(const Instruction& instruction, std::size_t segment);
   void backward(const Instruction& instruction);
   void weight_part(const Instruction& instruction);
   void send(const Instruction& instruction);
@@ -107,10 +113,14 @@ class Executor {
   void await_gradient(const Instruction& instruction);
   Message receive(const Instruction& instruction, const char* what);
   ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch);
+  ValueDict gather_keywords(std::uint32_t stage, MicrobatchId microbatch);
+  [[nodiscard]] RandomScope random_numbers(std::uint32_t stage, MicrobatchId microbatch) const;
   Value with_leaves_for_given(const Value& value, Flight& in);
   void hand_on(std::uint32_t stage, Flight& in, const Value& output);
+  void add_relayed_roots(std::uint32_t stage, const Flight& in);
   void check_rows(const Flight& in, MicrobatchId microbatch) const;
   void add_losses(std::uint32_t stage, MicrobatchId microbatch, const Value& output);
+  std::vector<at::Tensor> run_backward(const Instruction& instruction, bool at_once);
   void pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients);
   /// Throws StepError for the instruction that runs, with the schedule around it.
   [[noreturn]] void fail(const std::string& why) const;
@@ -133,8 +143,11 @@ class Executor {
   StepOutputs outputs_;
   // Of the forward or backward that runs; empty in between, and kept for their memory.
   std::vector<at::Tensor> leaves_;             // what the backward gives gradients to
+  std::vector<at::Tensor> inner_leaves_;       // the same of the last segment, if it is not the first
   std::vector<at::Tensor> roots_;              // what gradients come for
+  std::vector<at::Tensor> first_roots_;        // the same of the first segment, if it is not the last
   std::vector<at::Tensor> arriving_;           // these gradients
+  std::vector<at::Tensor> relayed_;            // those for items that only pass through, after those of the outputs
   std::optional<c10::Stream> main_stream_;     // while the first half of an overlap is issued: where the second goes
   std::optional<c10::Stream> overlap_stream_;  // made at the first overlap on a device with streams
   double waited_ = 0;

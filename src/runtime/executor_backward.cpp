@@ -56,29 +56,52 @@ void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<
   }
 }
 
+/// From the last segment to the first. Each gives the one before it the gradients of what crossed between them.
+std::vector<at::Tensor> Executor::run_backward(const Instruction& instruction, bool at_once) {
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
+  std::vector<Segment>& segments = places_[instruction.stage].segments;
+  for (std::size_t s = segments.size(); s-- > 0;) {
+    SegmentFlight& part = in.segments[s];
+    if (part.is_dropped) compute_again(instruction, s);
+    if (s == 0) arriving_.insert(arriving_.end(), relayed_.begin(), relayed_.end());
+    std::vector<at::Tensor> gradients =
+        at_once ? part.backward.full(arriving_) : part.backward.input_part(arriving_, segments[s].planner);
+    if (s == 0) return gradients;
+    arriving_ = std::move(gradients);
+  }
+  return {};
+}
+
 void Executor::backward(const Instruction& instruction) {
   await_gradient(instruction);
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   Place& place = places_[instruction.stage];
   const StageOptions& options = stages_[instruction.stage].options();
+  // Its losses are needed first.
+  if (in.segments.back().is_dropped) compute_again(instruction, in.segments.size() - 1);
   const auto& relayed = wiring_.relayed(place.stage);
   auto first = in.gradients_in.begin();
   arriving_.clear();
+  relayed_.clear();
   for (std::size_t item = 0; item < in.tensors_after.size(); ++item) {
     const auto end = first + in.tensors_after[item];
-    const bool only_passes = relayed[item] >= 0 && in.leaves[static_cast<std::size_t>(relayed[item])] < 0;
-    if (!only_passes) arriving_.insert(arriving_.end(), first, end);
+    if (relayed[item] < 0) {
+      arriving_.insert(arriving_.end(), first, end);
+    } else if (in.leaves[static_cast<std::size_t>(relayed[item])] >= 0) {
+      relayed_.insert(relayed_.end(), first, end);
+    }
     first = end;
   }
   arriving_.insert(arriving_.end(), in.seeds.begin(), in.seeds.end());
 
   const bool whole = instruction.action.kind() == ActionKind::kBackward;
   const bool at_once = whole || options.full_backward || options.deferred_weights;
-  std::vector<at::Tensor> gradients =
-      at_once ? in.backward.full(arriving_) : in.backward.input_part(arriving_, place.planner);
+  std::vector<at::Tensor> gradients = run_backward(instruction, at_once);
   arriving_.clear();
+  relayed_.clear();
   if (options.deferred_weights) in.weights = options.deferred_weights();
   pass_gradients_back(instruction.stage, in, gradients);
+  in.incoming.clear();
   in.gradients_in.clear();
   in.has_gradient = false;
   in.seeds.clear();
@@ -96,7 +119,7 @@ void Executor::backward(const Instruction& instruction) {
 void Executor::weight_part(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (in.weights) return std::exchange(in.weights, nullptr)();
-  in.backward.weight_part();
+  for (auto part = in.segments.rbegin(); part != in.segments.rend(); ++part) part->backward.weight_part();
 }
 
 }  // namespace stagecraft

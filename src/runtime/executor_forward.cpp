@@ -28,6 +28,11 @@ bool any_needs_gradient(const Value& value) {
   return needs;
 }
 
+void list_tensors(const ValueList& values, std::vector<at::Tensor>& tensors) {
+  tensors.clear();
+  for (const Value& value : values) value.for_each_tensor([&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+}
+
 }  // namespace
 
 void Executor::await_input(const Instruction& instruction) {
@@ -87,12 +92,26 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   const auto all = std::find(items.begin(), items.end(), Wiring::Item{place.stage.value - 1, Wiring::kAll});
   const auto item = static_cast<std::size_t>(all - items.begin());
   make_leaf(item);
-  return as_arguments(copies ? copied(in.incoming[item]) : std::move(in.incoming[item]));
+  if (copies) return as_arguments(copied(in.incoming[item]));
+  return as_arguments(place.keeps_inputs ? in.incoming[item] : std::move(in.incoming[item]));
 }
 
-/// Puts what crosses the next boundary into the flight, and into `roots_` the tensors that gradients will come back
-/// for. An item that goes on to later stages and is used here too is one of them: what comes back for it is the first
-/// of the gradients that its leaf adds up, as on one device, where later uses come first.
+ValueDict Executor::gather_keywords(std::uint32_t stage, MicrobatchId microbatch) {
+  ValueDict keywords;
+  const bool copies = stages_[stage].options().copy_inputs;
+  for (const auto& [name, value] : inputs_->keywords[microbatch.index()]) {
+    const Value given = with_leaves_for_given(value, flight(stage, microbatch));
+    keywords.emplace_back(name, copies ? copied(given) : given);
+  }
+  return keywords;
+}
+
+RandomScope Executor::random_numbers(std::uint32_t stage, MicrobatchId microbatch) const {
+  return RandomScope(options_.seed, places_[stage].stage, microbatch + inputs_->first_microbatch, inputs_->number);
+}
+
+/// Puts what crosses the next boundary into the flight, and the outputs that gradients will come back for into
+/// `roots_`.
 void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
   const Place& place = places_[stage];
   const bool training = inputs_->training;
@@ -112,9 +131,6 @@ void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
       in.tensors_after.push_back(in.tensors_before[item]);
       in.outgoing.push_back(
           in.incoming[item].map_tensors([&](const at::Tensor& tensor) { return as_leaf(tensor, training); }));
-      if (!training || in.leaves[item] < 0) continue;
-      const auto first = leaves_.begin() + in.leaves[item];
-      roots_.insert(roots_.end(), first, first + in.tensors_before[item]);
       continue;
     }
     const int wanted = items[i].output;
@@ -130,6 +146,19 @@ void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
       in.outgoing.push_back((is_whole ? output : output[static_cast<std::size_t>(wanted)]).map_tensors(leaf));
     }
     in.tensors_after.push_back(static_cast<std::uint32_t>(in.outgoing.back().count_tensors()));
+  }
+}
+
+/// An item that goes on to later stages and is used here too: the gradient that comes back for it is the first of those
+/// that its leaf adds up, as on one device, where later uses come first.
+void Executor::add_relayed_roots(std::uint32_t stage, const Flight& in) {
+  if (places_[stage].is_last) return;
+  std::vector<at::Tensor>& roots = places_[stage].segments.size() == 1 ? roots_ : first_roots_;
+  for (const int relayed : wiring_.relayed(places_[stage].stage)) {
+    if (relayed < 0 || in.leaves[static_cast<std::size_t>(relayed)] < 0) continue;
+    const auto item = static_cast<std::size_t>(relayed);
+    const auto first = leaves_.begin() + in.leaves[item];
+    roots.insert(roots.end(), first, first + in.tensors_before[item]);
   }
 }
 
@@ -154,6 +183,81 @@ void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Va
   losses_.add_auxiliary_loss(place.stage, microbatch, auxiliary(output), roots_, in.seeds);
 }
 
+/// Runs the segments of a training forward. Afterwards `roots_` is empty, `inner_leaves_` are the leaves of the last
+/// segment if there are several, and `first_roots_` the outputs of the first.
+Value Executor::run_forward(const Instruction& instruction, const StageCall& call) {
+  const Stage& stage = stages_[instruction.stage];
+  std::vector<Segment>& segments = places_[instruction.stage].segments;
+  Flight& in = flight(instruction.stage, call.microbatch);
+  RandomScope random = random_numbers(instruction.stage, call.microbatch);
+  Value value;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    static const ValueDict no_keywords;
+    SegmentFlight& part = in.segments[s];
+    part.input = s == 0 ? ValueList() : as_arguments(std::move(value));
+    const StageCall own{call.stage, call.microbatch, s == 0 ? call.arguments : part.input,
+                        s == 0 ? call.keywords : no_keywords};
+    const bool is_last = s + 1 == segments.size();
+    const bool drop = segments[s].again && !(is_last && instruction.returns_at_once);
+    value = run_first(segments[s], stage, own, drop, random, part);
+    if (s > 0) {
+      list_tensors(part.input, inner_leaves_);
+      if (!part.is_dropped) part.input.clear();
+    }
+    if (is_last) break;
+    value = value.map_tensors([&](const at::Tensor& tensor) {
+      (s == 0 ? first_roots_ : roots_).push_back(tensor);
+      return as_leaf(tensor, true);
+    });
+    if (s > 0 && !part.is_dropped) part.backward.reset(roots_, inner_leaves_);
+    roots_.clear();
+  }
+  return value;
+}
+
+/// Makes the graph of a segment that was dropped.
+void Executor::compute_again(const Instruction& instruction, std::size_t segment) {
+  const MicrobatchId microbatch = instruction.action.microbatch();
+  Flight& in = flight(instruction.stage, microbatch);
+  Place& place = places_[instruction.stage];
+  SegmentFlight& part = in.segments[segment];
+  leaves_.clear();
+  roots_.clear();
+  first_roots_.clear();
+  ValueDict keywords;
+  if (segment == 0) {
+    in.given.clear();
+    part.input = gather_arguments(instruction.stage, microbatch);
+    keywords = gather_keywords(instruction.stage, microbatch);
+  }
+  const StageCall call{place.stage, microbatch, part.input, keywords};
+  Value output;
+  {
+    RandomScope random = random_numbers(instruction.stage, microbatch);
+    output = run_again(place.segments[segment], stages_[instruction.stage], call, random, part);
+  }
+  if (segment + 1 == place.segments.size()) {
+    hand_on(instruction.stage, in, output);
+    in.outgoing.clear();
+    add_losses(instruction.stage, microbatch, output);
+  } else {
+    output.for_each_tensor([&](const at::Tensor& tensor) { roots_.push_back(tensor); });
+  }
+  if (segment == 0) {
+    add_relayed_roots(instruction.stage, in);
+    roots_.insert(roots_.end(), first_roots_.begin(), first_roots_.end());
+    part.backward.reset(roots_, leaves_);
+  } else {
+    list_tensors(part.input, inner_leaves_);
+    part.backward.reset(roots_, inner_leaves_);
+  }
+  part.input.clear();
+  leaves_.clear();
+  inner_leaves_.clear();
+  roots_.clear();
+  first_roots_.clear();
+}
+
 void Executor::forward(const Instruction& instruction) {
   await_input(instruction);
   const MicrobatchId microbatch = instruction.action.microbatch();
@@ -162,20 +266,20 @@ void Executor::forward(const Instruction& instruction) {
   const StageOptions& options = stages_[instruction.stage].options();
   leaves_.clear();
   roots_.clear();
+  first_roots_.clear();
+  in.given.clear();
   const ValueList arguments = gather_arguments(instruction.stage, microbatch);
-  ValueDict keywords;
-  for (const auto& [name, value] : inputs_->keywords[microbatch.index()]) {
-    const Value given = with_leaves_for_given(value, in);
-    keywords.emplace_back(name, options.copy_inputs ? copied(given) : given);
-  }
+  const ValueDict keywords = gather_keywords(instruction.stage, microbatch);
   if (!options.inputs.empty()) {
     check_tensors(arguments, options.inputs, place.stage, microbatch, "input");
   }
+  const StageCall call{place.stage, microbatch, arguments, keywords};
   Value output;
-  {
-    const RandomScope random(options_.seed, place.stage, microbatch + inputs_->first_microbatch, inputs_->number);
+  if (inputs_->training) {
+    output = run_forward(instruction, call);
+  } else {
+    const RandomScope random = random_numbers(instruction.stage, microbatch);
     const Stage& stage = stages_[instruction.stage];
-    const StageCall call{place.stage, microbatch, arguments, keywords};
     output = inputs_->only_shapes ? infer_output(stage, call, world_.device()) : stage.forward(call);
   }
   if (!options.outputs.empty()) {
@@ -192,10 +296,22 @@ void Executor::forward(const Instruction& instruction) {
   if (place.is_last && inputs_->keep_outputs) {
     outputs_.outputs[microbatch.index()] = output.map_tensors([](const at::Tensor& tensor) { return tensor.detach(); });
   }
-  if (inputs_->training) in.backward.reset(roots_, leaves_);
+  if (inputs_->training) {
+    add_relayed_roots(instruction.stage, in);
+    SegmentFlight& first = in.segments.front();
+    SegmentFlight& last = in.segments.back();
+    if (last.is_dropped) {
+      in.seeds.clear();
+    } else {
+      last.backward.reset(roots_, in.segments.size() == 1 ? leaves_ : inner_leaves_);
+    }
+    if (in.segments.size() > 1 && !first.is_dropped) first.backward.reset(first_roots_, leaves_);
+  }
   leaves_.clear();
+  inner_leaves_.clear();
   roots_.clear();
-  in.incoming.clear();
+  first_roots_.clear();
+  if (!inputs_->training || !place.keeps_inputs) in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
     Flight& next = flight(instruction.next, microbatch);

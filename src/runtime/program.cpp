@@ -174,6 +174,17 @@ std::vector<std::size_t> completion_order(const std::vector<Instruction>& instru
   return order;
 }
 
+void find_returns(std::vector<Instruction>& instructions) {
+  Instruction* last = nullptr;  // that computes
+  for (Instruction& one : instructions) {
+    if (!is_compute(one.action.kind())) continue;
+    if (last != nullptr && last->action.kind() == ActionKind::kForward && gives_input_gradient(one.action.kind())) {
+      last->returns_at_once = last->stage == one.stage && last->action.microbatch() == one.action.microbatch();
+    }
+    last = &one;
+  }
+}
+
 }  // namespace
 
 Program compile(std::shared_ptr<const Schedule> schedule, RankId rank, const std::vector<RankId>& ranks) {
@@ -186,6 +197,7 @@ Program compile(std::shared_ptr<const Schedule> schedule, RankId rank, const std
       program.instructions.push_back(translate(*schedule, rank, ranks, action, step));
     });
   }
+  find_returns(program.instructions);
   program.completion_order = completion_order(program.instructions);
   program.never_reduced = program.completion_order;
   for (const Instruction& instruction : program.instructions) {

@@ -39,6 +39,9 @@ struct Instruction {
   std::uint32_t stage = 0;  ///< Index among the rank's own stages.
   /// The rank's own stage that takes the result of a forward or backward, or kNobody.
   std::uint32_t next = kNobody;
+  /// Of a forward: whether the rank computes the microbatch's backward in this stage right after it, so that dropping
+  /// its graph would save nothing.
+  bool returns_at_once = false;
   /// The message that a SEND sends, a RECV posts, or a compute action waits for. `peer` is a rank of the world, -1
   /// without a message.
   RankId peer{-1};

@@ -13,12 +13,15 @@
 #include <utility>
 #include <vector>
 
+#include "stagecraft/core/error.h"
+
 namespace stagecraft {
 
 /// The generators of one scope and layer, one per device that draws.
 struct RandomScope::Streams {
   std::uint64_t seed;
   std::vector<std::pair<c10::Device, at::Generator>> generators;
+  int segment = 0;  // the last that drew
 
   at::Generator& on(c10::Device device) {
     for (auto& [where, generator] : generators) {
@@ -103,7 +106,11 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (device.is_meta()) return op.redispatchBoxed(beyond, stack);  // nothing is drawn there
   if (const auto argument = generator_argument(op)) {
     c10::IValue& given = torch::jit::peek(*stack, *argument, op.schema().arguments().size());
-    if (given.isNone()) given = streams->on(device);
+    if (given.isNone()) {
+      given = streams->on(device);
+    } else {
+      RandomScope::check_own_generator();
+    }
     return op.redispatchBoxed(beyond, stack);
   }
   // On a CPU, an operation without a generator calls others that take one.
@@ -147,8 +154,11 @@ RandomScope::Streams* RandomScope::current() {
   auto& all = innermost->streams_;
   const auto known =
       std::find_if(all.begin(), all.end(), [](const auto& own) { return own.first == innermost->layer_; });
-  if (known != all.end()) return known->second.get();
-  std::unique_ptr<Streams> made(new Streams{mix(innermost->seed_, innermost->layer_), {}});
+  if (known != all.end()) {
+    innermost->note_continued(*known->second);
+    return known->second.get();
+  }
+  std::unique_ptr<Streams> made(new Streams{mix(innermost->seed_, innermost->layer_), {}, innermost->segment_});
   return all.emplace_back(innermost->layer_, std::move(made)).second.get();
 }
 
@@ -160,6 +170,39 @@ RandomScope::RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microba
   install_once();
   c10::impl::tls_set_dispatch_key_included(kMode, true);
   innermost = this;
+}
+
+void RandomScope::note_continued(Streams& streams) {
+  if (streams.segment == segment_) return;
+  streams.segment = segment_;
+  Continued& own = continued_.emplace_back(Continued{layer_, {}});
+  for (auto& [device, generator] : streams.generators) own.states.emplace_back(device, generator.get_state());
+}
+
+void RandomScope::begin_segment() {
+  ++segment_;
+  may_repeat_ = true;
+  continued_.clear();
+}
+
+std::vector<RandomScope::Continued> RandomScope::end_segment() {
+  may_repeat_ = false;
+  return std::exchange(continued_, {});
+}
+
+void RandomScope::restore(const std::vector<Continued>& continued) {
+  for (const Continued& own : continued) {
+    auto streams = std::make_unique<Streams>(Streams{mix(seed_, own.layer), {}, segment_});
+    for (const auto& [device, state] : own.states) streams->on(device).set_state(state);
+    streams_.emplace_back(own.layer, std::move(streams));
+  }
+}
+
+void RandomScope::check_own_generator() {
+  if (innermost == nullptr || !innermost->may_repeat_) return;
+  throw InvalidArgument(
+      "it draws random numbers from a generator of its own, and would draw others when it is computed again: let it "
+      "draw without a generator, or leave it out of the recompute");
 }
 
 RandomScope::~RandomScope() {

@@ -79,9 +79,9 @@ Stage::Stage(int index, Forward forward, NamedTensors parameters, NamedTensors b
   }
 }
 
-Value Stage::forward(const StageCall& call) const {
+Value Stage::visit(const Forward& forward, const StageCall& call) {
   const Visit visit(call);
-  return forward_(call);
+  return forward(call);
 }
 
 }  // namespace stagecraft

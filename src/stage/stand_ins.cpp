@@ -48,6 +48,13 @@ StandIns StandIns::copies_of_buffers(const Stage& stage) {
   return stand_ins;
 }
 
+StandIns StandIns::of_buffers(const Stage& stage, const std::vector<std::size_t>& which,
+                              const std::vector<at::Tensor>& values) {
+  StandIns stand_ins;
+  for (std::size_t i = 0; i < which.size(); ++i) stand_ins.replace(stage.buffers()[which[i]].second, values[i]);
+  return stand_ins;
+}
+
 StandIns::~StandIns() {
   // In reverse: a tensor that is listed twice gets back its original data.
   for (auto replaced = replaced_.rbegin(); replaced != replaced_.rend(); ++replaced) {

@@ -43,6 +43,7 @@ struct Case {
   int accumulated = 1;  ///< Steps per step of the optimizer.
   int updates = 2;      ///< Steps of the optimizer per layout.
   bool adam = false;
+  enum class Recomputed { kNothing, kStage, kLayers, kSomeLayers } recomputed = Recomputed::kNothing;
   /// Layout, step in it, stage and microbatch that fail once; by an exception of any type.
   struct Failure {
     int layout, step, stage, microbatch;
@@ -64,7 +65,10 @@ struct Case {
                                     {traits.in_place, ", in place"},
                                     {traits.extra, ", auxiliary loss"},
                                     {traits.ignored, ", ignored targets"},
-                                    {adam, ", AdamW"}}) {
+                                    {adam, ", AdamW"},
+                                    {recomputed == Recomputed::kStage, ", stages recomputed"},
+                                    {recomputed == Recomputed::kLayers, ", layers recomputed"},
+                                    {recomputed == Recomputed::kSomeLayers, ", some layers recomputed"}}) {
       if (has) all += name;
     }
     if (failure) {
@@ -138,6 +142,8 @@ Case draw_case(std::uint64_t seed, int world) {
   drawn.rows = parts + dice.up_to(2 * parts);
   drawn.accumulated = dice.between(1, 3);
   drawn.adam = dice.one_in(2);
+  // An auxiliary loss may come from any layer, so layers are not recomputed separately.
+  drawn.recomputed = static_cast<Case::Recomputed>(dice.up_to(traits.extra ? 1 : 3));
   if (dice.one_in(3)) {
     const int which = dice.up_to(static_cast<int>(drawn.layouts.size()) - 1);
     const Layout& layout = drawn.layouts[static_cast<std::size_t>(which)];
@@ -286,6 +292,20 @@ std::vector<Edge> edges_of(const Traits& traits, const std::vector<std::int64_t>
   return edges;
 }
 
+Recompute recompute_of(const Case& drawn) {
+  switch (drawn.recomputed) {
+    case Case::Recomputed::kNothing:
+      break;
+    case Case::Recomputed::kStage:
+      return Recompute::stage();
+    case Case::Recomputed::kLayers:
+      return Recompute::every(1 + static_cast<std::int64_t>(drawn.seed % 3));
+    case Case::Recomputed::kSomeLayers:
+      return Recompute::where([](const std::string& name) { return (name.back() - '0') % 3 != 1; });
+  }
+  return {};
+}
+
 /// One rank of one layout: goes on from the checkpoint of the layout before, and writes one for the layout after.
 class RankOfLayout {
  public:
@@ -342,7 +362,8 @@ class RankOfLayout {
             saboteur_.at_forward(call, world_.replica());
             return plain.forward(call);
           },
-          plain.parameters(), plain.buffers(), [plain] { return plain.enter_evaluation(); }, plain.options());
+          plain.parameters(), plain.buffers(), [plain] { return plain.enter_evaluation(); },
+          with_saboteur(plain.options()));
     }
     PipelineOptions options = {.schedule = layout_.schedule,
                                .microbatches = layout_.microbatches,
@@ -353,7 +374,8 @@ class RankOfLayout {
                                .edges = edges_of(traits, begins),
                                .broadcast_loss = true,
                                .seed = case_.seed,
-                               .bucket_bytes = 100};
+                               .bucket_bytes = 100,
+                               .recompute = recompute_of(case_)};
     if (traits.ignored) options.loss_weight = counted_targets();
     if (traits.tied && layout_.stages() > 1) {
       options.ties.push_back({weight_name(traits, 0), {StageId(0), StageId(layout_.stages() - 1)}});
@@ -363,6 +385,18 @@ class RankOfLayout {
       if (reduces_) action.run();
     });
     return pipeline;
+  }
+
+  StageOptions with_saboteur(StageOptions options) {
+    options.layers = [this, plain = options.layers] {
+      std::vector<StageLayer> layers = plain();
+      layers.front().forward = [this, first = layers.front().forward](const StageCall& call) {
+        saboteur_.at_forward(call, world_.replica());
+        return first(call);
+      };
+      return layers;
+    };
+    return options;
   }
 
   /// The steps of one update of the optimizer; false if one of them failed.

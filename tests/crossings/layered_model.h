@@ -130,6 +130,20 @@ inline Stage make_layers(const Traits& traits, int index, int begin, int end) {
   };
   StageOptions options;
   options.copy_inputs = traits.in_place;
+  options.layers = [=] {
+    std::vector<StageLayer> layers;
+    for (int layer = begin; layer < end; ++layer) {
+      layers.push_back({"layer" + std::to_string(layer), [=](const StageCall& call) -> Value {
+                          Between between{call.tensor(0), call.arguments.size() > 1 ? call.tensor(1) : at::Tensor()};
+                          between = run_layer(traits, *weights, layer, between, *training);
+                          const bool passes_on = layer + 1 < end ? between.skipped.defined()
+                                                                 : traits.skip && begin == 0 && end < traits.layers;
+                          if (passes_on) return ValueList{between.x, between.skipped};
+                          return between.x;
+                        }});
+    }
+    return layers;
+  };
   for (int layer = begin; layer < end; ++layer) {
     if (has_extra(traits, layer)) options.auxiliary_loss = [=](const Value&) { return *extra; };
   }

@@ -34,6 +34,7 @@ struct Setting {
   int microbatches;  // of each replica
   int replicas = 1;
   int steps = 2;  // accumulated
+  bool recompute = false;
 
   [[nodiscard]] std::int64_t rows() const { return replicas > 1 ? kUnevenRows : kRows; }
   [[nodiscard]] int stages() const { return ranks * stages_per_rank; }
@@ -122,6 +123,7 @@ class Subject {
                                     const ValueDict&) { return square_loss(output[0].tensor(), target.tensor()); },
                          .edges = model_.edges(setting_.stages()),
                          .seed = kSeed,
+                         .recompute = setting_.recompute ? Recompute::stage() : Recompute(),
                          .automatic = kAutomatic});
       const at::Tensor input = world.share_of(input_);
       const at::Tensor target = world.share_of(target_);
@@ -292,7 +294,8 @@ void compare(const Subject& subject, const Setting& setting, int replica, const 
 void compare(const Model& model, const Setting& setting) {
   SCOPED_TRACE(model.name + ", " + c10::toString(setting.type) + ", " + std::to_string(setting.ranks) + " ranks, " +
                std::to_string(setting.stages_per_rank) + " stages per rank, " + std::to_string(setting.microbatches) +
-               " microbatches, " + std::to_string(setting.replicas) + " replicas");
+               " microbatches, " + std::to_string(setting.replicas) + " replicas" +
+               (setting.recompute ? ", recomputed" : ""));
   Subject subject(model, setting);
   const Trace expected = subject.one_device();
   subject.reset();
@@ -313,10 +316,12 @@ TEST_P(Equivalence, EqualsOneDevice) {
       for (const int microbatches : {1, 2, 3, 4, 7, 8, 12}) {
         for (const Model& model : models()) {
           for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
-            // A small selection that still has every model, every rank count and every number of microbatches.
-            if (!every_setting() && ++settings % 41 != 0) continue;
-            compare(model, {type, GetParam(), ranks, per_rank, microbatches});
-            if (testing::Test::HasFatalFailure()) return;
+            for (const bool recompute : {false, true}) {
+              // A small selection that still has every model, every rank count and every number of microbatches.
+              if (!every_setting() && ++settings % 79 != 0) continue;
+              compare(model, {type, GetParam(), ranks, per_rank, microbatches, 1, 2, recompute});
+              if (testing::Test::HasFatalFailure()) return;
+            }
           }
         }
       }
@@ -342,7 +347,9 @@ TEST_P(Equivalence, ReplicasEqualOneDeviceOnTheWholeBatch) {
       for (const Model& model : models()) {
         for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
           if (!every_setting() && ++settings % 23 != 0) continue;
-          compare(model, {type, GetParam(), ranks, generator.min_stages_per_rank, microbatches, replicas});
+          const bool recompute = microbatches % 2 == 1;
+          compare(model,
+                  {type, GetParam(), ranks, generator.min_stages_per_rank, microbatches, replicas, 2, recompute});
           if (testing::Test::HasFatalFailure()) return;
         }
       }

@@ -65,6 +65,7 @@ class Pipe {
  private:
   std::shared_ptr<const ZipArchive> archive_;
   std::shared_ptr<const graph::Program> program_;
+  std::vector<int> places_;
   graph::CutProgram cut_;
 };
 

@@ -13,6 +13,7 @@
 #include "stagecraft/runtime/schedule_choice.h"
 #include "stagecraft/runtime/wiring.h"
 #include "stagecraft/stage/microbatches.h"
+#include "stagecraft/stage/recompute.h"
 #include "stagecraft/stage/value.h"
 
 /// Options of a pipeline and of a step.
@@ -139,6 +140,9 @@ struct PipelineOptions {
   std::string passes = std::string(kDefaultLowering);
   /// With replicas: small gradients are averaged together in buckets of up to this size, large ones in pieces of it.
   std::int64_t bucket_bytes = 16 << 20;
+  /// What every stage drops after its forward and computes again before its backward, unless its StageOptions say
+  /// otherwise.
+  Recompute recompute = {};
   /// With schedule "auto".
   AutoOptions automatic = {};
   /// How a Sequential is cut into stages. The pipeline throws InvalidArgument for it if there is no Sequential.

@@ -4,9 +4,11 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 
+#include "stagecraft/core/error.h"
 #include "stagecraft/stage/random.h"
 #include "stagecraft/stage/stage.h"
 
@@ -65,6 +67,30 @@ inline Stage::Forward call_layers(std::shared_ptr<torch::nn::SequentialImpl> lay
   };
 }
 
+/// The same layers one by one, for a recompute of some of them.
+inline std::vector<StageLayer> separate_layers(const std::shared_ptr<torch::nn::SequentialImpl>& layers,
+                                               std::int64_t first_layer, const std::string& prefix) {
+  const std::vector<std::string> names = layers->named_children().keys();
+  std::vector<StageLayer> all;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string name = prefix.empty() ? names[i] : prefix + "." + names[i];
+    const std::int64_t position = first_layer < 0 ? -1 : first_layer + static_cast<std::int64_t>(i);
+    all.push_back({name,
+                   [layer = *(layers->begin() + static_cast<std::ptrdiff_t>(i)), position,
+                    name](const StageCall& call) mutable -> Value {
+                     call.require_at_most(1);
+                     std::optional<RandomLayer> random;
+                     if (position >= 0) random.emplace(position);
+                     torch::nn::AnyValue value = layer.any_forward(call.tensor(0));
+                     if (const at::Tensor* tensor = value.try_get<at::Tensor>()) return *tensor;
+                     throw InvalidArgument("layer '" + name +
+                                           "' does not return a tensor, so it cannot be recomputed separately: use "
+                                           "Recompute::stage()");
+                   }});
+  }
+  return all;
+}
+
 inline NamedTensors named(const torch::OrderedDict<std::string, at::Tensor>& items, const std::string& prefix) {
   NamedTensors result;
   for (const auto& item : items)
@@ -105,6 +131,11 @@ requires std::is_base_of_v<torch::nn::Module, Module> Stage make_stage(int index
                                                                        const std::string& prefix = {}) {
   if constexpr (std::is_same_v<Module, torch::nn::SequentialImpl>) {
     Stage::Forward forward = detail::call_layers(module, options.first_layer);
+    if (!options.layers) {
+      options.layers = [module, first = options.first_layer, prefix] {
+        return detail::separate_layers(module, first, prefix);
+      };
+    }
     return make_stage(index, module, std::move(forward), std::move(options), prefix);
   } else {
     return make_stage(index, module, detail::call_with_tensors(module, &Module::forward), std::move(options), prefix);

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -25,15 +28,36 @@ class RandomScope {
   RandomScope(const RandomScope&) = delete;
   RandomScope& operator=(const RandomScope&) = delete;
 
+  /// Where the streams stood that a segment of the forward continued, when it first drew from each. A segment that is
+  /// computed again begins with them.
+  struct Continued {
+    std::uint64_t layer;
+    std::vector<std::pair<c10::Device, at::Tensor>> states;
+  };
+  /// From now on another segment draws, which may be computed again: an operation that draws from a generator of the
+  /// model's own throws InvalidArgument, because it would draw other numbers then.
+  void begin_segment();
+  /// What the segment continued.
+  [[nodiscard]] std::vector<Continued> end_segment();
+  /// Continues the streams of a segment that is computed again.
+  void restore(const std::vector<Continued>& continued);
+
   struct Streams;
   /// The streams of the innermost scope and layer of this thread, made at the first call; null without a scope.
   static Streams* current();
+  /// Called when an operation draws from a generator of the model's own.
+  static void check_own_generator();
 
  private:
   friend class RandomLayer;
 
+  void note_continued(Streams& streams);
+
   std::uint64_t seed_;
   std::uint64_t layer_;
+  int segment_ = 0;  // counted from 1; 0: none has begun
+  bool may_repeat_ = false;
+  std::vector<Continued> continued_;
   RandomScope* outer_;
   bool was_redirected_;
   std::vector<std::pair<std::uint64_t, std::unique_ptr<Streams>>> streams_;  // by layer

@@ -2,11 +2,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stagecraft/core/ids.h"
+#include "stagecraft/stage/recompute.h"
 #include "stagecraft/stage/tensor_spec.h"
 #include "stagecraft/stage/value.h"
 
@@ -42,6 +44,16 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 /// A hash of names, types, shapes and requires_grad, as text: "96 numbers, hash 1f2e".
 std::string fingerprint_of(const NamedTensors& tensors);
 
+/// Computes one microbatch.
+using StageForward = std::function<Value(const StageCall&)>;
+
+/// One of a chain of layers: the first takes what the stage takes, the others what the layer before returned (the items
+/// of a list, or anything else as one argument) and no keywords.
+struct StageLayer {
+  std::string name;  ///< In the whole model.
+  StageForward forward;
+};
+
 struct StageOptions {
   /// Run the whole backward in the input part; for stages whose graph must not be walked twice.
   bool full_backward = false;
@@ -64,6 +76,11 @@ struct StageOptions {
   /// For a Sequential, the position of its first layer in the whole model. Each layer then draws its own random
   /// numbers, the same however the model is cut (see RandomLayer). -1: layers draw those of the stage.
   std::int64_t first_layer = -1;
+  /// What this stage recomputes, if it differs from PipelineOptions::recompute.
+  std::optional<Recompute> recompute = {};
+  /// Returns layers that compute together what the stage computes; for a recompute of some layers. Empty: there are
+  /// none. Stages from a Sequential and from an exported program have them.
+  std::function<std::vector<StageLayer>()> layers = {};
   /// A short text about the model and the cuts that the stage comes from; ranks compare it before the first step.
   /// Empty: unknown.
   std::string origin = {};
@@ -72,7 +89,7 @@ struct StageOptions {
 /// A callable with parameters. Copies share the tensors.
 class Stage {
  public:
-  using Forward = std::function<Value(const StageCall&)>;
+  using Forward = StageForward;
 
   /// Switches to evaluation, and returns a function that switches back.
   using EnterEvaluation = std::function<std::function<void()>()>;
@@ -87,7 +104,9 @@ class Stage {
   [[nodiscard]] const StageOptions& options() const { return options_; }
 
   /// Runs the callable, with `whereabouts` set.
-  Value forward(const StageCall& call) const;
+  Value forward(const StageCall& call) const { return visit(forward_, call); }
+  /// Runs a callable with `whereabouts` set.
+  static Value visit(const Forward& forward, const StageCall& call);
   [[nodiscard]] std::function<void()> enter_evaluation() const {
     return enter_evaluation_ ? enter_evaluation_() : [] {};
   }

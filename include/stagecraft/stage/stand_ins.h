@@ -16,6 +16,9 @@ class StandIns {
  public:
   static StandIns on_meta(const Stage& stage);
   static StandIns copies_of_buffers(const Stage& stage);
+  /// The stage's buffers `which`, by position, have the data of `values`.
+  static StandIns of_buffers(const Stage& stage, const std::vector<std::size_t>& which,
+                             const std::vector<at::Tensor>& values);
   ~StandIns();
   StandIns(StandIns&& other) noexcept = default;
   StandIns(const StandIns&) = delete;
