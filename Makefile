@@ -14,6 +14,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 PREFIX ?= /usr/local
 SECONDS ?= 3600
 FAULT_TRIALS ?= 200
+CROSSINGS_SECONDS ?= 600
 
 PACKAGES := cmake ninja-build g++ ccache mold \
   libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev coinor-cbc
@@ -91,7 +92,8 @@ test-rest: test-more test-asan test-tsan test-fuzz
 
 test-more: setup .venv/.models-$(TRANSFORMERS_VERSION)
 	@$(call install_packages,$(TEST_PACKAGES) $(MORE_TEST_PACKAGES))
-	@echo "== more" && cmake --preset release > /dev/null && cmake --build --preset more-tests -j $(JOBS) && STAGECRAFT_FAULT_TRIALS=$(FAULT_TRIALS) ctest --preset more -j $(JOBS)
+	@echo "== more" && cmake --preset release > /dev/null && cmake --build --preset more-tests -j $(JOBS) && STAGECRAFT_FAULT_TRIALS=$(FAULT_TRIALS) \
+	  STAGECRAFT_CROSSINGS_SECONDS=$(CROSSINGS_SECONDS) ctest --preset more -j $(JOBS)
 
 test-asan test-tsan: test-%: setup
 	@$(call install_packages,$(SANITIZER_PACKAGES))

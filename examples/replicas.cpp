@@ -1,5 +1,5 @@
-// Two replicas of a pipeline, each on half of every batch: the gradients are those of the whole batch. Clips the
-// gradient norm over all stages, which needs an all-reduce between the ranks of a pipeline.
+// Two replicas of a pipeline, each on half of every batch: the gradients are those of the whole batch. Their norm over
+// all stages is clipped.
 //
 //   threads: 2 ranks x 2 replicas; mpirun -n 4: the same as processes; mpirun -n 2: 1 rank x 2 replicas
 
@@ -10,20 +10,6 @@
 #include "stagecraft/stagecraft.h"
 
 namespace sc = stagecraft;
-
-namespace {
-
-/// Like torch::nn::utils::clip_grad_norm_, for a model that is divided among ranks.
-void clip_gradients(sc::World& world, const std::vector<at::Tensor>& parameters, double most) {
-  at::Tensor square = torch::zeros({});
-  for (const auto& parameter : parameters) square += parameter.grad().pow(2).sum();
-  world.pipeline().all_reduce(square);
-  const double norm = square.sqrt().item<double>();
-  if (norm <= most) return;
-  for (const auto& parameter : parameters) parameter.grad().mul_(most / norm);
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   return sc::launch(argc, argv, {.ranks = 2, .replicas = 2}, [](sc::World& world) {
@@ -41,7 +27,7 @@ int main(int argc, char** argv) {
     double last = 0;
     for (int step = 0; step < 60; ++step) {
       const sc::StepResult result = pipeline.step({world.share_of(x)}, {.target = world.share_of(y)});
-      clip_gradients(world, pipeline.parameters(), 1.0);
+      pipeline.clip_gradient_norm(1.0);
       optimizer.step();
       optimizer.zero_grad();
       last = result.loss();  // of the whole batch

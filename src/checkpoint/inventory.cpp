@@ -20,9 +20,13 @@ void add_once(NamedTensors& all, const std::string& name, const at::Tensor& tens
 
 NamedTensors weights_of(const Pipeline& pipeline) {
   NamedTensors all;
+  const bool is_sharded = pipeline.sharder() != nullptr;
+  if (is_sharded) all = pipeline.named_parameters();
   for (const Stage& stage : pipeline.stages()) {
     const std::vector<std::string>& left_out = stage.options().not_saved;
-    for (const auto& [name, tensor] : stage.parameters()) add_once(all, name, tensor);
+    if (!is_sharded) {
+      for (const auto& [name, tensor] : stage.parameters()) add_once(all, name, tensor);
+    }
     for (const auto& [name, tensor] : stage.buffers()) {
       if (std::find(left_out.begin(), left_out.end(), name) == left_out.end()) add_once(all, name, tensor);
     }

@@ -14,7 +14,7 @@ class Optimizer;
 namespace stagecraft {
 
 /// Parameters and buffers of this rank's stages, without those that are not saved. A tensor that several of its stages
-/// share under one name is there once.
+/// share under one name is there once. Of sharded parameters: this replica's part.
 NamedTensors weights_of(const Pipeline& pipeline);
 /// Further names of a parameter of the pipeline.
 std::vector<std::string> other_names(const Pipeline& pipeline, const std::string& parameter);

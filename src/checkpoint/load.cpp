@@ -11,6 +11,7 @@
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/data_parallel/sharder.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
 
@@ -101,7 +102,7 @@ class Load {
         if (entry == nullptr) entry = under_other;
       }
       weights_.push_back({tensor, entry});
-      require_like(name, weights_.back().entry, tensor.scalar_type(), tensor.sizes());
+      require_like(name, weights_.back().entry, tensor.scalar_type(), sizes_of(tensor));
     }
     for (const std::string& name : not_saved(pipeline_)) names.push_back(name);
     if (options_.optimizer != nullptr) {
@@ -163,7 +164,7 @@ class Load {
         if (state.entries[i] == nullptr && !needed) continue;
         require_like(state_name(slots[i], name), state.entries[i],
                      slots[i].is_count ? at::kLong : parameter.scalar_type(),
-                     slots[i].is_count ? at::IntArrayRef() : parameter.sizes());
+                     slots[i].is_count ? at::IntArrayRef() : sizes_of(parameter));
       }
       if (!has_state) state.entries.clear();
     }
@@ -194,7 +195,7 @@ class Load {
 
   /// Returns the damaged tensors of all ranks.
   Faults read() {
-    for (const Wanted& wanted : weights_) read_into(*wanted.entry, wanted.tensor.detach());
+    for (const Wanted& wanted : weights_) read_part(*wanted.entry, wanted.tensor.detach(), wanted.tensor);
     const std::vector<Slot> slots = kind_ == nullptr ? std::vector<Slot>() : kind_->slots();
     for (const WantedState& wanted : states_) {
       std::vector<at::Tensor> state;
@@ -202,7 +203,7 @@ class Load {
         at::Tensor& tensor = state.emplace_back();
         if (wanted.entries[i] == nullptr) continue;
         tensor = slots[i].is_count ? at::empty({}, at::kLong) : at::empty_like(wanted.parameter.detach());
-        read_into(*wanted.entries[i], tensor);
+        read_part(*wanted.entries[i], tensor, slots[i].is_count ? at::Tensor() : wanted.parameter);
       }
       kind_->set_state(*options_.optimizer, wanted.parameter, std::move(state));
     }
@@ -211,6 +212,22 @@ class Load {
       pipeline_.set_steps(static_cast<std::uint64_t>(pipeline_steps_));
     }
     return damaged;
+  }
+
+  [[nodiscard]] bool is_sharded(const at::Tensor& parameter) const {
+    return parameter.defined() && pipeline_.sharder() != nullptr && pipeline_.sharder()->has(parameter);
+  }
+  /// Of the whole tensor.
+  [[nodiscard]] at::IntArrayRef sizes_of(const at::Tensor& parameter) const {
+    return is_sharded(parameter) ? pipeline_.sharder()->sizes_of(parameter) : parameter.sizes();
+  }
+
+  /// `tensor` belongs to `parameter`: if that is sharded, it gets this replica's part.
+  void read_part(const Entry& entry, const at::Tensor& tensor, const at::Tensor& parameter) {
+    if (!is_sharded(parameter)) return read_into(entry, tensor);
+    const at::Tensor whole = at::empty(sizes_of(parameter), tensor.options());
+    read_into(entry, whole);
+    tensor.copy_(pipeline_.sharder()->part_of(parameter, whole));
   }
 
   void read_into(const Entry& entry, const at::Tensor& tensor) {

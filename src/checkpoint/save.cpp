@@ -11,6 +11,7 @@
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/data_parallel/sharder.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
 
@@ -19,9 +20,9 @@ namespace {
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
-std::string shape_words(const at::Tensor& tensor) {
+std::string shape_words(at::IntArrayRef sizes) {
   std::string text;
-  for (const std::int64_t size : tensor.sizes()) text += std::to_string(size) + ' ';
+  for (const std::int64_t size : sizes) text += std::to_string(size) + ' ';
   return text;
 }
 
@@ -72,12 +73,13 @@ class Save {
   Faults take_stock() {
     std::vector<std::string> faults;
     for (const auto& [name, tensor] : weights_of(pipeline_)) {
-      items_.emplace_back(name, tensor);
-      for (const std::string& other : other_names(pipeline_, name)) items_.emplace_back(other, tensor);
+      const Item item{name, tensor, is_sharded(tensor) ? tensor : at::Tensor()};
+      items_.push_back(item);
+      for (const std::string& other : other_names(pipeline_, name)) items_.push_back({other, item.tensor, item.master});
     }
-    for (const auto& [name, tensor] : items_) {
-      if (name.starts_with(kStatePrefix))
-        faults.push_back(in_quotes(name) + " is a name for optimizer state: rename it");
+    for (const Item& item : items_) {
+      if (item.name.starts_with(kStatePrefix))
+        faults.push_back(in_quotes(item.name) + " is a name for optimizer state: rename it");
     }
     if (options_.optimizer != nullptr) add_optimizer(faults);
     for (const auto& [key, text] : options_.metadata) {
@@ -87,14 +89,16 @@ class Save {
       }
     }
     std::vector<std::string> words = {kind_name_};
-    for (const auto& [name, tensor] : items_) {
+    for (const auto& [name, tensor, master] : items_) {
       const std::string dtype = dtype_name(tensor.scalar_type());
       if (name.find('\0') != std::string::npos) faults.push_back(in_quotes(name) + " holds a 0: rename it");
       if (dtype.empty() || tensor.layout() != at::kStrided || tensor.is_meta()) {
         faults.push_back(in_quotes(name) + " is " + std::string(tensor.toString()) +
                          ", which a safetensors file cannot hold: convert it, or leave it out with not_saved");
       }
-      words.insert(words.end(), {name, dtype, shape_words(tensor)});
+      words.insert(
+          words.end(),
+          {name, dtype, shape_words(master.defined() ? pipeline_.sharder()->sizes_of(master) : tensor.sizes())});
     }
     const Faults of_all = merged(gather(world_, faults));
     if (!of_all.empty()) return of_all;
@@ -116,7 +120,9 @@ class Save {
     for (const auto& [name, parameter] : optimized(pipeline_, *options_.optimizer)) {
       const std::vector<at::Tensor> state = kind->state_of(*options_.optimizer, parameter);
       for (std::size_t i = 0; i < state.size(); ++i) {
-        if (state[i].defined()) items_.emplace_back(state_name(slots[i], name), state[i]);
+        if (!state[i].defined()) continue;
+        const bool is_part = !slots[i].is_count && is_sharded(parameter);
+        items_.push_back({state_name(slots[i], name), state[i], is_part ? parameter : at::Tensor()});
       }
     }
   }
@@ -153,8 +159,8 @@ class Save {
   /// Checks that tensors of several stages under one name (a tie, a copy) have the same values.
   Faults compare_copies() {
     std::vector<std::string> words;
-    for (const auto& [name, tensor] : items_) {
-      if (lines_.at(name).ranks.size() > 1) words.insert(words.end(), {name, number(hash_of(tensor))});
+    for (const Item& item : items_) {
+      if (lines_.at(item.name).ranks.size() > 1) words.insert(words.end(), {item.name, number(hash_of(whole(item)))});
     }
     Faults faults;
     std::map<std::string, std::string> hashes;
@@ -190,7 +196,8 @@ class Save {
     std::optional<safetensors::Writer> writer;
     if (writes) writer.emplace(path_, entries, metadata());
     if (writes) entries = writer->entries();  // in the order of the file
-    const std::map<std::string, at::Tensor> mine(items_.begin(), items_.end());
+    std::map<std::string, const Item*> mine;
+    for (const Item& item : items_) mine.emplace(item.name, &item);
 
     const auto write = [&](const safetensors::Entry& entry, const at::Tensor& tensor) {
       const at::Tensor data = in_memory(tensor);
@@ -203,17 +210,19 @@ class Save {
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const std::string name = world_.everyone().broadcast({{}, writes ? entries[i].name : ""}, 0).header;
       if (writes && i > 0) write(entries[i - 1], last);
+      const RankId sender(lines_.at(name).ranks.front());
+      at::Tensor own;
+      if (sender == world_.rank()) own = whole(*mine.at(name));  // all its replicas have a part
       if (world_.replica() != 0) continue;
       const Tag tag = Tag::collective(id, 0, static_cast<std::int32_t>(i));
       const std::vector<RankId>& ranks = world_.pipeline_ranks();
-      const RankId sender(lines_.at(name).ranks.front());
       if (writes) {
-        last = sender == world_.rank() ? mine.at(name)
+        last = sender == world_.rank() ? own
                                        : world_.transport()
                                              .receive(ranks[sender.index()], tag, world_.timeout(), &tensor_to_save)
                                              .tensors.at(0);
       } else if (sender == world_.rank()) {
-        world_.transport().send(ranks.front(), tag, {{mine.at(name).detach()}, ""});
+        world_.transport().send(ranks.front(), tag, {{own.detach()}, ""});
       }
     }
     if (!writes) return;
@@ -221,11 +230,24 @@ class Save {
     writer->commit();
   }
 
+  struct Item {
+    std::string name;
+    at::Tensor tensor;
+    at::Tensor master;  // of which sharded parameter it is a part; undefined: it is whole
+  };
+  [[nodiscard]] bool is_sharded(const at::Tensor& tensor) const {
+    return pipeline_.sharder() != nullptr && pipeline_.sharder()->has(tensor);
+  }
+  /// Called by all replicas.
+  [[nodiscard]] at::Tensor whole(const Item& item) const {
+    return item.master.defined() ? pipeline_.sharder()->whole_of(item.master, item.tensor) : item.tensor;
+  }
+
   World& world_;
   const Pipeline& pipeline_;
   const std::string& path_;
   const SaveOptions& options_;
-  NamedTensors items_;
+  std::vector<Item> items_;
   std::string kind_name_;  // of the optimizer
   std::map<std::string, Line> lines_;
 };

@@ -83,9 +83,9 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
   const at::AutoGradMode mode(inputs.training);
-  if (inputs.training) parameters_.begin_step();
+  parameters_.begin_step(inputs.update);
   run_instructions();
-  if (inputs.training) parameters_.end_step(program.never_reduced);
+  parameters_.end_step(program.never_reduced);
   if (inputs.training && record_) {
     for (const Averager::Record& done : parameters_.records()) {
       const Action action = Action::of_stage(ActionKind::kReduceGrad, places_[done.stage].stage);
@@ -183,11 +183,14 @@ void Executor::execute(const Instruction& instruction) {
 void Executor::perform(const Instruction& instruction) {
   switch (instruction.action.kind()) {
     case ActionKind::kForward:
+      parameters_.require(instruction.stage);
       return forward(instruction);
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
+      parameters_.require(instruction.stage);
       return backward(instruction);
     case ActionKind::kBackwardWeight:
+      parameters_.require(instruction.stage);
       return weight_part(instruction);
     case ActionKind::kSendForward:
     case ActionKind::kSendBackward:

@@ -1,6 +1,7 @@
 #include "handshake.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <sstream>
 
@@ -131,6 +132,9 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   text << "target_split\t" << text_of(options.target_split) << '\n';
   text << "broadcast_loss\t" << (options.broadcast_loss ? "on" : "off") << '\n';
   text << "bucket_bytes\t" << options.bucket_bytes << '\n';
+  constexpr std::array kShards = {"none", "optimizer", "gradients", "parameters"};
+  text << "shard\t" << kShards.at(static_cast<std::size_t>(options.shard)) << '\n';
+  text << "accumulate\t" << options.accumulate << '\n';
   for (const Stage& stage : stages) {
     const StageOptions& own = stage.options();
     text << "parameters of stage " << stage.index().value << '\t' << summary_of(stage) << '\n';

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "stagecraft/data_parallel/averager.h"
+#include "stagecraft/data_parallel/sharder.h"
 
 namespace stagecraft {
 
@@ -18,11 +18,28 @@ class ParameterStore {
   /// Called between two steps: sets the order in which the gradients of stages will be complete.
   virtual void set_order(const std::vector<std::size_t>& completion_order) = 0;
 
-  virtual void begin_step() = 0;
+  /// What the optimizer updates, by name; each once.
+  [[nodiscard]] virtual NamedTensors parameters() const = 0;
+  /// What the optimizer updates for one of the stages' parameters.
+  [[nodiscard]] virtual at::Tensor master_of(const at::Tensor& parameter) const { return parameter; }
+  /// An optimizer of the parameters was checked.
+  virtual void set_attached() {}
+  /// How they are sharded; null if they are whole.
+  [[nodiscard]] virtual const Sharder* sharder() const { return nullptr; }
+
+  /// A step among those whose gradients are added up for one update of the parameters.
+  struct Step {
+    bool training = true;
+    bool is_first = true;
+    bool is_last = true;
+  };
+  virtual void begin_step(const Step& step) = 0;
   virtual void unshard(std::size_t stage) = 0;
   virtual void reshard(std::size_t stage) = 0;
-  /// Called when the gradients of the stage are complete: starts reducing them. Nobody else may use them until
-  /// `end_step`.
+  /// Called before every computation of the stage: returns when its parameters are there.
+  virtual void require(std::size_t stage) = 0;
+  /// Called when the gradients of the stage are complete: starts reducing them, if the step is the last. Nobody else
+  /// may use them until `end_step`.
   virtual void reduce_gradients(std::size_t stage) = 0;
   /// Reduces the stages that the schedule does not reduce, and waits for all reductions.
   virtual void end_step(const std::vector<std::size_t>& never_reduced) = 0;

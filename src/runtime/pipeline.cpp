@@ -1,6 +1,7 @@
 #include "stagecraft/runtime/pipeline.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <exception>
@@ -9,11 +10,13 @@
 #include <mutex>
 #include <sstream>
 
+#include "clipping.h"
 #include "executor.h"
 #include "handshake.h"
 #include "loss_policy.h"
 #include "program.h"
 #include "replicated_parameters.h"
+#include "sharded_parameters.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/runtime/together.h"
@@ -80,8 +83,7 @@ class Pipeline::Implementation {
       const Comparison comparison = compare_ranks();
       differences = comparison.differences;
       if (!differences.empty()) return;
-      parameters_ = std::make_unique<ReplicatedParameters>(world_, stages_, options_, schedule().placement,
-                                                           active_->completion_order);
+      parameters_ = make_parameters();
       parameters_->make_equal();
       const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
       losses_.emplace(world_, options_, schedule().microbatches,
@@ -90,6 +92,14 @@ class Pipeline::Implementation {
       record_timeline(false);
     });
     if (!differences.empty()) throw InvalidArgument(differences);
+  }
+
+  std::unique_ptr<ParameterStore> make_parameters() {
+    const Placement& placement = schedule().placement;
+    if (options_.shard == Shard::kNone) {
+      return std::make_unique<ReplicatedParameters>(world_, stages_, options_, placement, active_->completion_order);
+    }
+    return std::make_unique<ShardedParameters>(world_, stages_, options_, placement, active_->completion_order);
   }
 
   struct Comparison {
@@ -206,6 +216,13 @@ class Pipeline::Implementation {
     if (options_.bucket_bytes < 1) {
       throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
     }
+    if (options_.shard != Shard::kNone && world_.replicas() == 1) {
+      throw InvalidArgument(
+          "shard says what replicas share, but there is only one: start the world with replicas, or leave it out");
+    }
+    if (options_.accumulate < 1) {
+      throw InvalidArgument("accumulate is at least 1, got " + std::to_string(options_.accumulate));
+    }
     if (options_.loss_weight && options_.loss_scale == LossScale::kSum) {
       throw InvalidArgument(
           "loss_weight is about a mean, but loss_scale is kSum, which adds up all losses: give one of them");
@@ -213,7 +230,8 @@ class Pipeline::Implementation {
     Schedule starting = resolve(options_, stages_by_rank, world_.rank());
     check_stages(stages_, starting, world_.rank());
     check_ties(stages_, options_.ties, starting.placement);
-    evaluation_ = program_of(forwards_of(starting), "send_recv");
+    evaluation_ = program_of(forwards_of(starting),
+                             options_.shard == Shard::kParameters ? "unshard_reshard,send_recv" : "send_recv");
     if (options_.schedule.is_auto()) {
       steering_ = make_steering(world_, options_.automatic, starting, options_.passes);
     }
@@ -292,6 +310,8 @@ class Pipeline::Implementation {
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
       inputs.first_microbatch = world_.replica() * schedule().microbatches;
+      const auto window = static_cast<std::uint64_t>(options_.accumulate);
+      inputs.update = {training, steps_ % window == 0, (steps_ + 1) % window == 0};
       losses_->begin(inputs);
       result = run(inputs, shapes);
     };
@@ -366,16 +386,38 @@ std::vector<at::Tensor> Pipeline::parameters() const {
   return all;
 }
 
-NamedTensors Pipeline::named_parameters() const {
-  NamedTensors all;
-  for (const Stage& stage : stages()) {
-    for (const auto& [name, parameter] : stage.parameters()) {
-      const bool listed = std::any_of(all.begin(), all.end(),
-                                      [&own = parameter](const auto& other) { return other.second.is_same(own); });
-      if (!listed) all.emplace_back(name, parameter);
-    }
+NamedTensors Pipeline::named_parameters() const { return implementation_->parameters_->parameters(); }
+void Pipeline::set_attached() { implementation_->parameters_->set_attached(); }
+const Sharder* Pipeline::sharder() const { return implementation_->parameters_->sharder(); }
+
+at::Tensor Pipeline::gradient_norm() const {
+  at::Tensor norm;
+  const std::vector<at::Tensor> counted =
+      counted_parameters(stages(), implementation_->options_.ties, *implementation_->parameters_);
+  together(implementation_->world_,
+           [&] { norm = stagecraft::gradient_norm(implementation_->world_, counted, sharder() != nullptr); });
+  return norm;
+}
+
+at::Tensor Pipeline::clip_gradient_norm(double most) {
+  if (!(most > 0))
+    throw InvalidArgument("a gradient norm is limited to a positive number, got " + std::to_string(most));
+  const at::NoGradGuard no_graph;
+  const at::Tensor norm = gradient_norm();
+  const at::Tensor scale = (most / (norm + 1e-6)).clamp_max_(1.0);
+  for (const at::Tensor& parameter : parameters()) {
+    if (parameter.grad().defined())
+      parameter.mutable_grad().mul_(scale.to(c10::toRealValueType(parameter.scalar_type())));
   }
-  return all;
+  return norm;
+}
+
+void Pipeline::clip_gradient_values(double most) {
+  if (!(most > 0)) throw InvalidArgument("gradients are limited to a positive number, got " + std::to_string(most));
+  const at::NoGradGuard no_graph;
+  for (const at::Tensor& parameter : parameters()) {
+    if (parameter.grad().defined()) parameter.mutable_grad().clamp_(-most, most);
+  }
 }
 
 const std::vector<Stage>& Pipeline::stages() const { return implementation_->stages_; }

@@ -1,11 +1,13 @@
 #include "replicated_parameters.h"
 
+#include <algorithm>
+
 namespace stagecraft {
 
 ReplicatedParameters::ReplicatedParameters(World& world, const std::vector<Stage>& stages,
                                            const PipelineOptions& options, const Placement& placement,
                                            const std::vector<std::size_t>& completion_order)
-    : is_reduced_(stages.size(), false) {
+    : stages_(stages), is_reduced_(stages.size(), false) {
   if (!options.ties.empty()) tied_.emplace(world, stages, options.ties, placement);
   if (world.replicas() == 1) return;
   averager_.emplace(world.more_peers("the replicas' averaging"), stages, completion_order, options.bucket_bytes,
@@ -21,18 +23,34 @@ void ReplicatedParameters::set_order(const std::vector<std::size_t>& completion_
   if (averager_) averager_->reorder(completion_order);
 }
 
-void ReplicatedParameters::begin_step() {
+NamedTensors ReplicatedParameters::parameters() const {
+  NamedTensors all;
+  for (const Stage& stage : stages_) {
+    for (const auto& [name, parameter] : stage.parameters()) {
+      const bool listed = std::any_of(all.begin(), all.end(),
+                                      [&own = parameter](const auto& other) { return other.second.is_same(own); });
+      if (!listed) all.emplace_back(name, parameter);
+    }
+  }
+  return all;
+}
+
+void ReplicatedParameters::begin_step(const Step& step) {
+  step_ = step;
   is_reduced_.assign(is_reduced_.size(), false);
-  if (tied_) aside_.emplace(tied_->set_aside());
+  if (!step.training || !tied_) return;
+  if (step.is_first) aside_.reset();
+  if (!aside_) aside_.emplace(tied_->set_aside());
 }
 
 void ReplicatedParameters::reduce_gradients(std::size_t stage) {
-  if (!averager_) return;
+  if (!averager_ || !step_.is_last) return;
   averager_->start(stage);
   is_reduced_[stage] = true;
 }
 
 void ReplicatedParameters::end_step(const std::vector<std::size_t>& never_reduced) {
+  if (!step_.training || !step_.is_last) return;
   for (const std::size_t stage : never_reduced) reduce_gradients(stage);
   if (averager_) averager_->finish();
   if (!tied_) return;

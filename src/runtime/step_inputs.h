@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "parameter_store.h"
 #include "stagecraft/runtime/pipeline.h"
 
 namespace stagecraft {
@@ -20,7 +21,8 @@ struct StepInputs {
   int first_microbatch = 0;               // number of the first microbatch, counted over all replicas
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
-  bool only_shapes = false;  // on the meta device, without data
+  bool only_shapes = false;     // on the meta device, without data
+  ParameterStore::Step update;  // its place among the steps of one update
 };
 
 /// Cuts a batch into the microbatches that the stages of one rank need. Throws InvalidArgument when inputs that are cut

@@ -13,12 +13,15 @@
 #include "layered_model.h"
 #include "stagecraft/core/clock.h"
 #include "stagecraft/core/random.h"
+#include "stagecraft/data_parallel/sharder.h"
 #include "support/mpi_world.h"
 #include "support/schedule_names.h"
 #include "support/scratch_folder.h"
 
 namespace stagecraft::crossings {
 namespace {
+
+constexpr double kMostNorm = 0.05;  // less than most gradients have
 
 /// The layout of a model while it trains.
 struct Layout {
@@ -27,11 +30,15 @@ struct Layout {
   int stages_per_rank = 1;
   int microbatches = 1;
   int replicas = 1;
+  Shard shard = Shard::kNone;
 
   [[nodiscard]] int stages() const { return ranks * stages_per_rank; }
   [[nodiscard]] std::string text() const {
     return schedule + " on " + std::to_string(ranks) + " ranks x " + std::to_string(stages_per_rank) + " stages, " +
-           std::to_string(replicas) + " replicas, " + std::to_string(microbatches) + " microbatches each";
+           std::to_string(replicas) + " replicas (" +
+           std::array{"whole", "shard optimizer", "shard gradients",
+                      "shard parameters"}[static_cast<std::size_t>(shard)] +
+           "), " + std::to_string(microbatches) + " microbatches each";
   }
 };
 
@@ -43,6 +50,7 @@ struct Case {
   int accumulated = 1;  ///< Steps per step of the optimizer.
   int updates = 2;      ///< Steps of the optimizer per layout.
   bool adam = false;
+  bool clips = false;  ///< The norm of the gradients.
   enum class Recomputed { kNothing, kStage, kLayers, kSomeLayers } recomputed = Recomputed::kNothing;
   /// Layout, step in it, stage and microbatch that fail once; by an exception of any type.
   struct Failure {
@@ -66,6 +74,7 @@ struct Case {
                                     {traits.extra, ", auxiliary loss"},
                                     {traits.ignored, ", ignored targets"},
                                     {adam, ", AdamW"},
+                                    {clips, ", clipped"},
                                     {recomputed == Recomputed::kStage, ", stages recomputed"},
                                     {recomputed == Recomputed::kLayers, ", layers recomputed"},
                                     {recomputed == Recomputed::kSomeLayers, ", some layers recomputed"}}) {
@@ -110,6 +119,7 @@ Layout draw_layout(Dice& dice, int world) {
     layout.schedule = generator.name;
     layout.stages_per_rank = dice.between(generator.min_stages_per_rank, std::min(3, generator.max_stages_per_rank));
     layout.microbatches = dice.between(1, 5);
+    if (layout.replicas > 1) layout.shard = static_cast<Shard>(dice.up_to(3));
     return layout;
   }
 }
@@ -142,6 +152,7 @@ Case draw_case(std::uint64_t seed, int world) {
   drawn.rows = parts + dice.up_to(2 * parts);
   drawn.accumulated = dice.between(1, 3);
   drawn.adam = dice.one_in(2);
+  drawn.clips = dice.one_in(2);
   // An auxiliary loss may come from any layer, so layers are not recomputed separately.
   drawn.recomputed = static_cast<Case::Recomputed>(dice.up_to(traits.extra ? 1 : 3));
   if (dice.one_in(3)) {
@@ -200,6 +211,7 @@ class OneDevice {
       for (int i = 0; i < case_.steps_per_layout(); ++i, ++step) {
         outcome.losses.push_back(add_gradients(layout, step));
         if ((i + 1) % case_.accumulated != 0) continue;
+        if (case_.clips) torch::nn::utils::clip_grad_norm_(tensors(), kMostNorm);
         optimizer_->step();
         optimizer_->zero_grad();
       }
@@ -322,6 +334,7 @@ class RankOfLayout {
     Outcome outcome;
     Pipeline pipeline = make_pipeline();
     const auto optimizer = make_optimizer(case_, pipeline.parameters());
+    pipeline.attach(*optimizer);
     if (which_ > 0) load_checkpoint(world_, pipeline, checkpoint_, {.optimizer = optimizer.get()});
     const int first = which_ * case_.steps_per_layout();
     EXPECT_EQ(pipeline.steps(), static_cast<std::uint64_t>(first));
@@ -332,11 +345,14 @@ class RankOfLayout {
         pipeline.set_steps(static_cast<std::uint64_t>(first + update * case_.accumulated));
         losses.clear();
       }
+      if (case_.clips) pipeline.clip_gradient_norm(kMostNorm);
       optimizer->step();
       optimizer->zero_grad();
       outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
     }
-    for (const auto& [name, weight] : pipeline.named_parameters()) outcome.weights[name] = weight.detach();
+    for (const auto& [name, weight] : pipeline.named_parameters()) {
+      outcome.weights[name] = pipeline.sharder() ? pipeline.sharder()->whole_of(weight, weight) : weight.detach();
+    }
     if (which_ + 1 < static_cast<int>(case_.layouts.size())) {
       save_checkpoint(world_, pipeline, checkpoint_, {.optimizer = optimizer.get()});
     }
@@ -375,6 +391,8 @@ class RankOfLayout {
                                .broadcast_loss = true,
                                .seed = case_.seed,
                                .bucket_bytes = 100,
+                               .shard = layout_.shard,
+                               .accumulate = declares_accumulation() ? case_.accumulated : 1,
                                .recompute = recompute_of(case_)};
     if (traits.ignored) options.loss_weight = counted_targets();
     if (traits.tied && layout_.stages() > 1) {
@@ -386,6 +404,9 @@ class RankOfLayout {
     });
     return pipeline;
   }
+
+  /// By an option, or by hand: a handler that puts the reduction off.
+  [[nodiscard]] bool declares_accumulation() const { return layout_.shard != Shard::kNone || case_.seed % 2 == 0; }
 
   StageOptions with_saboteur(StageOptions options) {
     options.layers = [this, plain = options.layers] {
@@ -403,7 +424,7 @@ class RankOfLayout {
   bool accumulate(Pipeline& pipeline, int first, int update, std::vector<double>& losses) {
     for (int i = 0; i < case_.accumulated; ++i) {
       saboteur_.step = update * case_.accumulated + i;
-      reduces_ = i + 1 == case_.accumulated;
+      reduces_ = declares_accumulation() || i + 1 == case_.accumulated;
       const Batch batch = batch_of(case_, first + saboteur_.step);
       const at::Tensor input = world_.share_of(batch.input);
       const at::Tensor before = input.clone();

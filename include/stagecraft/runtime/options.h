@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "stagecraft/data_parallel/shard.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/runtime/auto_schedule.h"
 #include "stagecraft/runtime/schedule_choice.h"
@@ -140,6 +141,13 @@ struct PipelineOptions {
   std::string passes = std::string(kDefaultLowering);
   /// With replicas: small gradients are averaged together in buckets of up to this size, large ones in pieces of it.
   std::int64_t bucket_bytes = 16 << 20;
+  /// With replicas: what they share among them instead of holding copies. The optimizer must be made from
+  /// Pipeline::parameters, and work element by element (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS).
+  Shard shard = Shard::kNone;
+  /// Steps whose gradients are added up for one update of the parameters; the last of them reduces over replicas and
+  /// ties, and only then are gradients complete. Counted by Pipeline::steps. After a failed step, zero the gradients
+  /// and repeat from the first step of the update (Pipeline::set_steps).
+  int accumulate = 1;
   /// What every stage drops after its forward and computes again before its backward, unless its StageOptions say
   /// otherwise.
   Recompute recompute = {};

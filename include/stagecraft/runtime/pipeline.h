@@ -13,8 +13,14 @@
 #include "stagecraft/schedule/timeline.h"
 #include "stagecraft/stage/stage.h"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 /// Training over a pipeline of stages.
 namespace stagecraft {
+
+class Sharder;
 
 /// One action about to run; see `Pipeline::on`.
 class ActionContext {
@@ -105,12 +111,29 @@ class Pipeline {
   /// gradients and random state stay as they are. Throws like `step` when the shapes do not fit.
   std::vector<StageShapes> infer_shapes(const ValueList& arguments = {}, const StepOptions& options = {});
 
-  /// Parameters of this rank's stages; one that several stages share is listed once.
+  /// What an optimizer of this rank updates: the parameters of its stages, one that several share listed once. With
+  /// PipelineOptions::shard, this replica's part of each, as a vector.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] NamedTensors named_parameters() const;
+  /// Checks an optimizer of `parameters`, of which there may be several; required before the first step with
+  /// PipelineOptions::shard. Throws InvalidArgument when it has other tensors, such as the module's own parameters, or
+  /// is not known to work element by element, which a part of the parameters needs; `is_element_wise` vouches for an
+  /// optimizer of your own.
+  void attach(const torch::optim::Optimizer& optimizer, bool is_element_wise = false);
+  /// How parameters are sharded; null if they are not.
+  [[nodiscard]] const Sharder* sharder() const;
   [[nodiscard]] const std::vector<Stage>& stages() const;
   [[nodiscard]] bool has_first_stage() const;
   [[nodiscard]] bool has_last_stage() const;
+  /// The 2-norm of the gradients of the whole model, over all stages and shards, tied parameters once: a scalar on this
+  /// rank's device, the same on all ranks. Called by all ranks, after the last step of an update.
+  [[nodiscard]] at::Tensor gradient_norm() const;
+  /// Scales all gradients so that their norm is at most `most`; returns the norm before. Called by all ranks. Like
+  /// torch::nn::utils::clip_grad_norm_ for the whole model, without waiting for the device.
+  at::Tensor clip_gradient_norm(double most);
+  /// Limits every element of the gradients to [-most, most].
+  void clip_gradient_values(double most);
+
   /// Training steps so far, failed ones included. The step number is part of the random seed: set it when resuming a
   /// run.
   [[nodiscard]] std::uint64_t steps() const;
@@ -132,6 +155,7 @@ class Pipeline {
   [[nodiscard]] std::vector<Timeline> collect_timelines(RankId to) const;
 
  private:
+  void set_attached();
   Pipeline(World& world, std::pair<std::vector<Stage>, PipelineOptions> both)
       : Pipeline(world, std::move(both.first), std::move(both.second)) {}
 

@@ -1,0 +1,101 @@
+#include "beside_thread.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/util/ParallelGuard.h>
+
+#include <utility>
+
+#include "stagecraft/transport/streams.h"
+
+namespace stagecraft {
+
+BesideThread::BesideThread(Group& peers, at::Device device) : peers_(peers), device_(device) {
+  if (!device_.is_cpu()) stream_ = new_stream(device_);
+  thread_ = std::thread([this] { work(); });
+}
+
+BesideThread::~BesideThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+BesideThread::Ticket BesideThread::start(std::function<void()> run) {
+  Task task{std::move(run), {}};
+  if (stream_) task.before.emplace_back(device_.type()).record(current_stream(device_));
+  is_used_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+  return ++started_;
+}
+
+void BesideThread::join_streams() {
+  if (stream_) run_after(current_stream(device_), *stream_);
+}
+
+void BesideThread::wait(Ticket ticket) {
+  {
+    std::unique_lock lock(mutex_);
+    if (done_ < ticket) {
+      // If another rank times out on this one, it should look at what this thread waits for.
+      peers_.set_resting(true);
+      changed_.wait(lock, [&] { return done_ >= ticket; });
+      peers_.set_resting(false);
+    }
+    if (failure_) std::rethrow_exception(failure_);
+  }
+  join_streams();
+}
+
+std::exception_ptr BesideThread::rest() {
+  std::unique_lock lock(mutex_);
+  peers_.set_resting(true);
+  changed_.wait(lock, [&] { return done_ == started_; });
+  peers_.set_resting(false);
+  is_used_ = false;
+  return std::exchange(failure_, nullptr);
+}
+
+void BesideThread::finish() {
+  if (const std::exception_ptr failure = rest()) std::rethrow_exception(failure);
+  join_streams();
+}
+
+void BesideThread::work() {
+  const c10::ParallelGuard alone(true);  // one thread: the cores belong to the schedule
+  const at::NoGradGuard no_grad;
+  const c10::OptionalDeviceGuard device(device_);
+  std::optional<c10::StreamGuard> guard;
+  if (stream_) guard.emplace(*stream_);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return is_over_ || !tasks_.empty(); });
+    if (is_over_) return;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    const bool in_vain = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      for (const c10::Event& event : task.before) event.block(*stream_);
+      if (!in_vain) task.run();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task = {};  // releases tensors before the task counts as done
+    lock.lock();
+    ++done_;
+    if (failure) failure_ = failure;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace stagecraft
