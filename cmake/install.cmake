@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 # Headers that only Stagecraft's own folders include.
-set(internal checkpoint/dtypes core/balance core/faults core/fingerprint core/in_parts core/median core/random core/rank_set core/utf8
+set(internal checkpoint/dtypes core/balance core/in_parts core/random core/rank_set core/text
     data_parallel/averager file/checksum file/safetensors file/whole_file graph/operators graph/report runtime/timeline_message schedule/dataflow
     schedule/message schedule/stage_microbatch_table stage/stand_ins transport/streams)
 list(JOIN internal "|" internal)

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "stagecraft/core/utf8.h"
+#include "stagecraft/core/text.h"
 
 namespace stagecraft::cli {
 namespace {
@@ -18,21 +18,14 @@ bool is_control(std::string_view character) {
 }  // namespace
 
 std::string printable(std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
   std::string out;
-  for (std::size_t i = 0; i < text.size();) {
-    const std::size_t length = utf8_length(text.substr(i));
-    const std::string_view character = text.substr(i, length > 0 ? length : 1);
-    if (length > 0 && !is_control(character)) {
+  for_each_character(text, [&](std::string_view character, bool valid) {
+    if (valid && !is_control(character)) {
       out += character;
     } else {
-      for (const char c : character) {
-        const auto byte = static_cast<unsigned char>(c);
-        out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-      }
+      for (const char byte : character) append_escaped(out, byte);
     }
-    i += character.size();
-  }
+  });
   return out;
 }
 

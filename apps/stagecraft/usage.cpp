@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "stagecraft/core/version.h"
+#include "stagecraft/core/identity.h"
 
 namespace stagecraft::cli {
 namespace {

@@ -3,7 +3,7 @@
 /// The torch-free half of Stagecraft: schedules as data. Link `stagecraft::schedule`.
 
 #include "stagecraft/core/error.h"            // IWYU pragma: export
-#include "stagecraft/core/version.h"          // IWYU pragma: export
+#include "stagecraft/core/identity.h"         // IWYU pragma: export
 #include "stagecraft/passes/pass.h"           // IWYU pragma: export
 #include "stagecraft/passes/verify.h"         // IWYU pragma: export
 #include "stagecraft/plan/exact.h"            // IWYU pragma: export

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "buckets.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cursor.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/graph/program.h"
 
 namespace stagecraft::graph {

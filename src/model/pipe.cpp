@@ -6,7 +6,7 @@
 #include "calling.h"
 #include "interpreter.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/fingerprint.h"
+#include "stagecraft/core/identity.h"
 #include "stagecraft/graph/report.h"
 #include "stagecraft/runtime/split.h"
 #include "torch_types.h"

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "placements.h"
-#include "stagecraft/core/clock.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/plan/exact.h"
 
 namespace stagecraft {

@@ -9,7 +9,7 @@
 #include "lower_bound.h"
 #include "placement_plan.h"
 #include "placements.h"
-#include "stagecraft/core/clock.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/plan/exact.h"
 #include "tolerances.h"
 

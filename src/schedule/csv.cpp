@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/schedule/action_text.h"
 
 namespace stagecraft {
@@ -15,14 +16,12 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 /// The cell, quoted for an error message: printable, on one line, at most 40 bytes of it.
 std::string quoted(std::string_view cell) {
   constexpr std::size_t kShown = 40;
-  static constexpr char kHex[] = "0123456789abcdef";
   std::string text = "'";
   for (const char c : cell.substr(0, kShown)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
+    if (c >= 0x20 && c < 0x7f) {
       text += c;
     } else {
-      text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+      append_escaped(text, c);
     }
   }
   return text + (cell.size() > kShown ? "...'" : "'");

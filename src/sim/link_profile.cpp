@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 
 namespace stagecraft::detail {
 namespace {

@@ -8,7 +8,7 @@
 #include "link_profile.h"
 #include "recorded_step.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/schedule/action_text.h"
 #include "stagecraft/sim/simulator.h"
 #include "work_profile.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 
 namespace stagecraft::detail {
 namespace {

@@ -1,9 +1,16 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
+/// Measured times: the clock they are read from, and their median.
 namespace stagecraft {
+
+/// Seconds on a monotonic clock that all threads and processes of a machine share.
+inline double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// The median: 0 for an empty list, and the mean of the two middle values for an even count.
 inline double median(std::vector<double> values) {
