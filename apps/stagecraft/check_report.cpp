@@ -10,7 +10,7 @@
 #include "printable.h"
 #include "report_json.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/sim/liveness.h"
 #include "stagecraft/sim/step_simulator.h"
 

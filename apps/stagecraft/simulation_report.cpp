@@ -9,7 +9,7 @@
 #include "outcome_text.h"
 #include "printable.h"
 #include "report_json.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft::cli {
 namespace {

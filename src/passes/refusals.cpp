@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"
 
 namespace stagecraft {

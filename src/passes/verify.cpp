@@ -1,7 +1,7 @@
 #include "stagecraft/passes/verify.h"
 
 #include "execution.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "structure.h"
 #include "well_formed.h"
 

@@ -6,7 +6,7 @@
 #include "refusals.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/in_parts.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft::detail {
 namespace {

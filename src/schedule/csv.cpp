@@ -1,11 +1,12 @@
 #include "stagecraft/schedule/csv.h"
 
+#include <fstream>
 #include <ostream>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/text.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {
@@ -143,6 +144,16 @@ std::vector<Row> parse_csv(std::string_view text) {
   CsvReader reader;
   reader.feed(text);
   return reader.finish();
+}
+
+bool is_schedule_file(std::string_view name) { return name.ends_with(".csv"); }
+
+Schedule read_schedule(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw InvalidArgument("the schedule file '" + path + "' cannot be read: give a CSV file, or a known name");
+  return Schedule::from_rows(parse_csv(text.str()), path);
 }
 
 }  // namespace stagecraft

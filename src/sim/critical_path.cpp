@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/message.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/schedule/dataflow.h"
 
 namespace stagecraft {
 namespace {

@@ -9,7 +9,7 @@
 #include "recorded_step.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/measurement.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/sim/simulator.h"
 #include "work_profile.h"
 

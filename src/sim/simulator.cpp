@@ -7,7 +7,7 @@
 #include "stagecraft/core/in_parts.h"
 #include "stagecraft/core/random.h"
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {

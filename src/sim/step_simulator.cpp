@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "stagecraft/core/rank_set.h"
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/action_text.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/schedule/action.h"
+#include "stagecraft/schedule/dataflow.h"
 
 namespace stagecraft {
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/sim/step_simulator.h"
 
 namespace stagecraft {

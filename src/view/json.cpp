@@ -2,7 +2,7 @@
 #include <string>
 
 #include "escape.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/view/render.h"
 
 namespace stagecraft {

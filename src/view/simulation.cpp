@@ -6,7 +6,7 @@
 
 #include "escape.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/view/render.h"
 #include "svg_chart.h"
 #include "svg_layout.h"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <ostream>
 
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "svg_chart.h"
 #include "svg_layout.h"
 

@@ -9,7 +9,7 @@
 #include "parse_json.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/text.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/schedule.h"
 #include "stagecraft/view/timeline.h"
 

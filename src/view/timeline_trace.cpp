@@ -8,7 +8,7 @@
 #include <ostream>
 
 #include "escape.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/view/timeline.h"
 
 namespace stagecraft {

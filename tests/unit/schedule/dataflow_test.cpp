@@ -1,4 +1,4 @@
-#include "stagecraft/core/rank_set.h"
+#include "stagecraft/schedule/dataflow.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 #include <gtest/gtest.h>
 
