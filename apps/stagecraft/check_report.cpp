@@ -11,7 +11,7 @@
 #include "report_json.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
-#include "stagecraft/sim/liveness.h"
+#include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/step_simulator.h"
 
 namespace stagecraft::cli {

@@ -1,10 +1,9 @@
-#include "execution.h"
+#include "checks.h"
 
 #include <algorithm>
 #include <map>
 #include <memory>
 
-#include "refusals.h"
 #include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/dataflow.h"

@@ -1,9 +1,8 @@
-#include "structure.h"
+#include "checks.h"
 
 #include <algorithm>
 #include <array>
 
-#include "refusals.h"
 #include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/dataflow.h"
 #include "well_formed.h"

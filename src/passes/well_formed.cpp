@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "refusals.h"
+#include "checks.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/in_parts.h"
 #include "stagecraft/schedule/action.h"

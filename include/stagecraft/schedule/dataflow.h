@@ -58,6 +58,24 @@ class StageMicrobatchTable {
   std::vector<Value> values_;
 };
 
+/// The slots of the F, and of the B or I, of a stage's microbatch; -1 for one that is missing.
+struct ComputeSlots {
+  int forward = -1;
+  int backward = -1;
+};
+inline StageMicrobatchTable<ComputeSlots> compute_slots(const Schedule& schedule) {
+  StageMicrobatchTable<ComputeSlots> slots(schedule);
+  for (const Row& row : schedule.rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      for_each_part(row[i], [&](const Action& part) {
+        if (part.kind() == ActionKind::kForward) slots(part.stage(), part.microbatch()).forward = static_cast<int>(i);
+        if (gives_input_gradient(part.kind())) slots(part.stage(), part.microbatch()).backward = static_cast<int>(i);
+      });
+    }
+  }
+  return slots;
+}
+
 /// Runs the rows by their data dependencies alone: each rank runs until an action is not ready, and is retried after
 /// `wake(rank)`. `run_action(rank, action)` returns whether the action could run; it may call `wake` for any rank.
 /// Running each rank as far as possible accesses memory rank by rank instead of jumping between ranks at every step.

@@ -5,6 +5,7 @@
 #include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/sim/simulator.h"
 
+/// The memory of a rank over time, from the times of its actions and of its messages.
 namespace stagecraft::detail {
 
 /// Arrival times of messages at the rank of their consumer.

@@ -1,4 +1,4 @@
-#include "stagecraft/sim/liveness.h"
+#include "stagecraft/sim/simulator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

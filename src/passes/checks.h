@@ -1,12 +1,31 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "stagecraft/passes/verify.h"
 
-/// Constructors of refusals, for the parts of the verifier.
+/// The parts of the verifier: what each rank's row must hold, replays of all rows under each model of communication,
+/// and the refusals they report.
 namespace stagecraft::detail {
+
+/// Checks everything that can be checked rank by rank: each action occurs exactly once, on its rank, after what it
+/// needs on that rank. The schedule must have passed check_extent. `communicates` says whether the schedule has SENDs
+/// and RECVs, so that every input from another rank must have been received.
+std::optional<Refusal> check_structure(const Schedule& schedule, bool communicates);
+
+// Replays of a schedule that has passed check_structure, one per model of communication. They return null when every
+// rank reaches its end.
+
+/// Only a compute blocks, until its input is sent (without communication: until its input is computed).
+std::optional<Refusal> check_tagged(const Schedule& schedule, bool communicates);
+
+/// The n-th SEND from one rank to another must match the n-th RECV there.
+std::optional<Refusal> check_pair_order(const Schedule& schedule);
+
+/// Every SEND and RECV blocks until its counterpart is reached. Success implies the other two models.
+std::optional<Refusal> check_rendezvous(const Schedule& schedule);
 
 /// A refusal at an action of the table. `why` gives rule and remedy.
 Refusal refuse_at(const Schedule& schedule, RankId rank, std::size_t step, const std::string& why);
