@@ -1,8 +1,12 @@
 #pragma once
 
-#include "dispatch.h"
+#include <functional>
+
+#include "search.h"
 #include "stagecraft/core/random.h"
 
+/// The three local searches, all by simulated annealing: over due times, over building blocks, and over the order of a
+/// finished schedule.
 namespace stagecraft::detail {
 
 /// The objective: the span, plus a small share of the mean span to guide the search across plateaus.
@@ -54,5 +58,38 @@ void Climber::climb(Dispatcher& dispatcher, double parts, double heat, const IsO
     step(dispatcher, heat * left * left);
   }
 }
+
+/// Local search over building blocks at a constant temperature (Metropolis rule), with restarts.
+class BlockSearch {
+ public:
+  /// Searches for a block that is good for `more` microbatches in addition to those of the problem.
+  BlockSearch(const Problem& problem, int more, std::uint64_t seed);
+
+  /// Ends after dispatching about `parts` parts, at the lower bound, or when `cancelled`.
+  void run(Dispatcher& dispatcher, double parts, double lower_bound, const std::function<bool()>& cancelled);
+
+  [[nodiscard]] const Candidate& best() const { return best_; }
+  [[nodiscard]] const Block& best_block() const { return best_block_; }
+  [[nodiscard]] std::int64_t trials() const { return trials_; }
+
+ private:
+  double draw(Dispatcher& dispatcher, Block& block, const std::function<bool()>& cancelled);
+  double value_of(Dispatcher& dispatcher, const Block& block, double cutoff);
+
+  const Problem& problem_;
+  int more_;
+  Random random_;
+  double best_value_ = std::numeric_limits<double>::infinity();
+  Candidate best_;
+  Block best_block_;
+  std::int64_t trials_ = 0;
+};
+
+/// Simulated annealing on a finished schedule: a move shifts a single part within its row. Unlike the dispatcher, it
+/// can reach every order, so small cases end close to the optimum. The rows must be executable and within the memory
+/// limit; so is the result, which is never worse. Ends early at the lower bound, or when `cancelled`, called between
+/// trials.
+Outcome polish(const Problem& problem, std::vector<StepRow>& rows, std::uint64_t seed, std::int64_t trials,
+               double lower_bound, const std::function<bool()>& cancelled);
 
 }  // namespace stagecraft::detail
