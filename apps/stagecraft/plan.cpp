@@ -15,7 +15,7 @@
 #include "output.h"
 #include "plan_report.h"
 #include "stagecraft/schedule/csv.h"
-#include "stagecraft/view/simulation.h"
+#include "stagecraft/view/render.h"
 
 namespace stagecraft::cli {
 namespace {

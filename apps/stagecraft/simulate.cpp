@@ -11,7 +11,7 @@
 #include "options.h"
 #include "output.h"
 #include "simulation_report.h"
-#include "stagecraft/view/simulation.h"
+#include "stagecraft/view/render.h"
 
 namespace stagecraft::cli {
 namespace {

@@ -19,5 +19,4 @@
 #include "stagecraft/sim/step_simulator.h"  // IWYU pragma: export
 #include "stagecraft/sim/what_if.h"         // IWYU pragma: export
 #include "stagecraft/view/render.h"         // IWYU pragma: export
-#include "stagecraft/view/simulation.h"     // IWYU pragma: export
 #include "stagecraft/view/timeline.h"       // IWYU pragma: export

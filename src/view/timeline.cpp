@@ -7,8 +7,8 @@
 #include <ostream>
 
 #include "stagecraft/schedule/action.h"
-#include "svg_chart.h"
 #include "svg_layout.h"
+#include "svg_page.h"
 
 namespace stagecraft {
 namespace {

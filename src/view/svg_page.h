@@ -7,8 +7,30 @@
 #include "svg_layout.h"
 #include "svg_style.h"
 
-/// Common parts of the charts of simulated and of recorded runs: time to the right, one row per rank.
+/// The parts that pictures share: the page with its title and legend, and the rows and the time axis of charts of
+/// simulated and recorded runs.
 namespace stagecraft::detail {
+
+inline constexpr double kSvgMargin = 16;
+inline constexpr double kSvgTitleFont = 16;
+inline constexpr double kSvgLegendTop = 60;
+
+/// The start of every picture: the page, its title, the line below, and the pattern of idle time
+/// (`url(#stagecraft-idle)`). `name` is the document title; `subtitle` is not escaped.
+std::string svg_head(double width, double height, std::string_view name, std::string_view title,
+                     std::string_view subtitle);
+
+/// Swatches with their texts for the kinds that are present, broken into lines.
+struct SvgLegend {
+  std::string text;
+  double width = 0;
+  double height = 0;
+};
+
+/// Starts at (left, top); starts a new line where it would extend beyond `right`.
+SvgLegend svg_legend(const SvgContents& contents, bool labels, double left, double top, double right);
+
+// Charts: time to the right, one row per rank.
 
 inline constexpr double kChartLeft = 76;  // x of time 0
 inline constexpr double kChartWidth = 1200;
