@@ -95,13 +95,12 @@ void write_timeline_trace(std::ostream& out, const std::vector<Timeline>& ranks,
 namespace {
 
 using Json = nlohmann::json;
+using json::shown;
 
 constexpr std::int64_t kMostSteps = 1 << 20;
 
 constexpr const char* kRemedy =
     "record one with Pipeline::record_timeline and write_timeline_trace, or with the demo's timeline.json";
-
-std::string shown(const Json& value) { return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 class Reader {
  public:
@@ -155,15 +154,7 @@ class Reader {
       complain(name, "is missing: give a number");
       return std::nullopt;
     }
-    const Json& value = object[key];
-    if (!value.is_number()) {
-      complain(name, fmt::format("got {}, expected a number", shown(value)));
-      return std::nullopt;
-    }
-    const auto found = value.get<double>();
-    if (std::isfinite(found) && found >= 0) return found;
-    complain(name, fmt::format("got {}, must be finite and not negative", shown(value)));
-    return std::nullopt;
+    return json::non_negative(object[key], name, problems_);
   }
 
   std::optional<std::int64_t> whole(const Json& object, const std::string& key, const std::string& name,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -8,7 +10,19 @@
 #include "stagecraft/core/text.h"
 #include "stagecraft/graph/program.h"
 
+/// Readers of the parts of an exported program: JSON records, the graph, and the list of stored tensors.
 namespace stagecraft::graph {
+
+using json::Cursor;
+
+/// Parses a whole record: filtering with the parser's callback would take quadratic time in the number of values.
+/// Throws InvalidArgument that names the record.
+nlohmann::json parsed_record(const ZipArchive& archive, const std::string& record);
+
+/// Whether the format has an element type of this number.
+constexpr bool is_element_type(std::int64_t number) {
+  return (number >= 1 && number <= 13) || (number >= 28 && number <= 35);
+}
 
 /// Reads nodes and values of a graph, and of the graphs of its regions, into a program. Collects faults of single
 /// nodes; throws InvalidArgument for JSON that does not have the format.
@@ -49,5 +63,16 @@ class GraphReader {
   Faults& faults_;
   std::unordered_map<std::string, int> modules_;
 };
+
+/// Stored tensors by full name.
+struct StoredTensors {
+  std::map<std::string, StoredTensor> tensors;
+  std::set<std::string> refused;  ///< Names of tensors with a fault.
+};
+
+/// Reads the tensors that a folder's configuration lists, and checks that each is inside its record. Adds problems to
+/// `faults`. Returns nothing for a folder without configuration.
+StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
+                          Faults& faults);
 
 }  // namespace stagecraft::graph

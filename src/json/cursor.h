@@ -1,12 +1,14 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "stagecraft/core/error.h"
 
-namespace stagecraft::graph {
+namespace stagecraft::json {
 
 /// A JSON value with its path, for error messages. Every access throws InvalidArgument when the value does not have the
 /// expected type.
@@ -92,4 +94,4 @@ class Cursor {
   std::string path_;
 };
 
-}  // namespace stagecraft::graph
+}  // namespace stagecraft::json
