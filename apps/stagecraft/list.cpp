@@ -8,7 +8,7 @@
 #include "formats.h"
 #include "options.h"
 #include "output.h"
-#include "report_json.h"
+#include "report_text.h"
 #include "stagecraft/core/text.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/generator.h"

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "command.h"
-#include "cost_input.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"
