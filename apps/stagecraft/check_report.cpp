@@ -4,7 +4,6 @@
 #include <ostream>
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include "report_text.h"

@@ -1,3 +1,5 @@
+// The program: its commands, its help, and what it says about wrong arguments.
+
 #include <CLI/CLI.hpp>
 #include <csignal>
 

@@ -1,3 +1,5 @@
+// `stagecraft model`: reports on what an exported model is made of, and where it can be cut.
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ostream>

@@ -1,3 +1,5 @@
+// `stagecraft plan`: finds a schedule for given costs and memory, and reports on it.
+
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>

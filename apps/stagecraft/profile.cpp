@@ -1,3 +1,5 @@
+// `stagecraft profile`: finds the costs of a run from its recorded timeline, and reports on them.
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>

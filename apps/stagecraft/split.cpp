@@ -1,3 +1,5 @@
+// `stagecraft split`: cuts an exported model into stages, and reports on what crosses the cuts.
+
 #include <CLI/CLI.hpp>
 #include <ostream>
 #include <string>

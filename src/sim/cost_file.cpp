@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 
 #include "parse_json.h"
