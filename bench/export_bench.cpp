@@ -9,7 +9,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "stagecraft/core/clock.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/model/pipe.h"
 
 namespace sc = stagecraft;

@@ -26,8 +26,7 @@
 #include <sstream>
 
 #include "../examples/gpt/gpt.h"
-#include "stagecraft/core/clock.h"
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/stagecraft.h"
 
 namespace sc = stagecraft;

@@ -14,7 +14,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "stagecraft/core/clock.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stagecraft.h"
 #include "stagecraft/transport/mpi.h"

@@ -13,8 +13,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "stagecraft/core/clock.h"
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/stagecraft.h"
 
 namespace sc = stagecraft;

@@ -2,9 +2,9 @@
 include(CMakePackageConfigHelpers)
 
 # Headers that only Stagecraft's own folders include.
-set(internal checkpoint/dtypes core/balance core/faults core/fingerprint core/in_parts core/median core/random core/rank_set core/utf8
+set(internal checkpoint/dtypes core/balance core/in_parts core/random core/text
     data_parallel/averager data_parallel/sharder file/checksum file/safetensors file/whole_file graph/operators graph/report runtime/timeline_message schedule/dataflow
-    schedule/message schedule/stage_microbatch_table stage/stand_ins transport/streams)
+    stage/stand_ins transport/streams)
 list(JOIN internal "|" internal)
 install(DIRECTORY include/stagecraft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} REGEX "/(${internal})\\.h$" EXCLUDE)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Stagecraft)

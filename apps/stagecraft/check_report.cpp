@@ -4,14 +4,13 @@
 #include <ostream>
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
-#include "printable.h"
-#include "report_json.h"
+#include "report_text.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
-#include "stagecraft/sim/liveness.h"
+#include "stagecraft/passes/pass.h"
+#include "stagecraft/schedule/action.h"
+#include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/step_simulator.h"
 
 namespace stagecraft::cli {
@@ -42,10 +41,6 @@ void measure(CheckReport& report, const Schedule& schedule) {
   report.peak_live = peak_live_activations(schedule);
 }
 
-void line(std::ostream& out, std::string_view label, std::string_view value) {
-  fmt::print(out, "{:<16} {}\n", label, value);
-}
-
 Json action_json(const Action& action) { return action.is_idle() ? Json() : Json(to_text(action)); }
 
 Json refusal_json(const Refusal* refusal) {
@@ -68,6 +63,31 @@ Json refusal_json(const Refusal* refusal) {
 }
 
 }  // namespace
+
+const Refusal* Judgement::refusal(std::span<const CommModel> models) const {
+  for (const CommModel model : models) {
+    if (const Refusal* found = verdict.refusal(model)) return found;
+  }
+  return nullptr;
+}
+
+Failure Judgement::failure(const std::string& subject, const Refusal& refusal) const {
+  return refused(of_lowered_copy ? fmt::format("{}, lowered by send_recv", subject) : subject, refusal);
+}
+
+Judgement judge(const Schedule& schedule) {
+  Judgement judgement{.verdict = verify(schedule)};
+  if (judgement.verdict.lowered || judgement.verdict.fault) return judgement;
+  Schedule copy = schedule;
+  send_recv(copy);
+  judgement.verdict = verify(copy);
+  judgement.of_lowered_copy = true;
+  return judgement;
+}
+
+std::string_view judged_form(const Judgement& judgement) {
+  return judgement.of_lowered_copy ? "after send_recv" : "as it stands";
+}
 
 double CheckReport::idle_percent() const {
   return rank_steps() == 0 ? 0.0 : 100.0 * static_cast<double>(idle_rank_steps()) / static_cast<double>(rank_steps());
@@ -97,29 +117,29 @@ CheckReport examine(std::string file, std::vector<Row> rows, std::vector<CommMod
 
 void write_report(std::ostream& out, const CheckReport& report) {
   const auto number = [](const std::optional<int>& n) { return n ? std::to_string(*n) : "unknown"; };
-  line(out, "file", printable(report.file));
-  line(out, "kind", report.lowered ? "lowered" : "compute-only");
-  line(out, "ranks", std::to_string(report.ranks));
-  line(out, "stages", number(report.stages));
-  line(out, "placement", report.placement.empty() ? "unknown" : report.placement);
-  line(out, "microbatches", number(report.microbatches));
-  line(out, "actions", std::to_string(report.actions));
-  line(out, "idle slots", fmt::format("{} in the file", report.idle_slots));
-  line(out, "steps", number(report.steps));
-  line(out, "idle rank-steps",
-       report.steps
-           ? fmt::format("{} of {} ({:.1f}%)", report.idle_rank_steps(), report.rank_steps(), report.idle_percent())
-           : "unknown");
-  line(out, "peak live",
-       report.peak_live.empty() ? "unknown"
-                                : fmt::format("{} activations (per rank: {})",
-                                              *std::max_element(report.peak_live.begin(), report.peak_live.end()),
-                                              fmt::join(report.peak_live, " ")));
+  write_line(out, "file", printable(report.file));
+  write_line(out, "kind", report.lowered ? "lowered" : "compute-only");
+  write_line(out, "ranks", std::to_string(report.ranks));
+  write_line(out, "stages", number(report.stages));
+  write_line(out, "placement", report.placement.empty() ? "unknown" : report.placement);
+  write_line(out, "microbatches", number(report.microbatches));
+  write_line(out, "actions", std::to_string(report.actions));
+  write_line(out, "idle slots", fmt::format("{} in the file", report.idle_slots));
+  write_line(out, "steps", number(report.steps));
+  write_line(out, "idle rank-steps",
+             report.steps ? fmt::format("{} of {} ({:.1f}%)", report.idle_rank_steps(), report.rank_steps(),
+                                        report.idle_percent())
+                          : "unknown");
+  write_line(out, "peak live",
+             report.peak_live.empty() ? "unknown"
+                                      : fmt::format("{} activations (per rank: {})",
+                                                    *std::max_element(report.peak_live.begin(), report.peak_live.end()),
+                                                    fmt::join(report.peak_live, " ")));
   for (const CommModel model : report.models) {
     const Refusal* refusal = report.judgement.verdict.refusal(model);
-    line(out, model_name(model),
-         refusal == nullptr ? fmt::format("safe, {}", judged_form(report.judgement))
-                            : fmt::format("refused: {}", printable(refusal->message)));
+    write_line(out, model_name(model),
+               refusal == nullptr ? fmt::format("safe, {}", judged_form(report.judgement))
+                                  : fmt::format("refused: {}", printable(refusal->message)));
   }
 }
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "command.h"
-#include "cost_input.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"

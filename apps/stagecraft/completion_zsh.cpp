@@ -1,4 +1,4 @@
-#include "completion_model.h"
+#include "completion.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

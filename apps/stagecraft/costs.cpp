@@ -1,8 +1,8 @@
 #include <CLI/CLI.hpp>
 
 #include "command.h"
-#include "cost_input.h"
 #include "failure.h"
+#include "input.h"
 #include "options.h"
 #include "output.h"
 #include "stagecraft/sim/cost_file.h"

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "printable.h"
+#include "report_text.h"
 #include "stagecraft/core/error.h"
 
 namespace stagecraft::cli {

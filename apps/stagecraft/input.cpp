@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -10,8 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "failure.h"
-#include "printable.h"
+#include "options.h"
 #include "stagecraft/schedule/csv.h"
 
 namespace stagecraft::cli {
@@ -105,5 +105,25 @@ std::string read_text(const std::string& path) {
 }
 
 Schedule read_schedule(const std::string& path) { return Schedule::from_rows(read_rows(path), schedule_name(path)); }
+
+CLI::Option* add_costs(CLI::App& parser, std::string& target) {
+  return parser
+      .add_option("--costs", target, "Costs in JSON; 'stagecraft costs --example' shows one; - reads standard input")
+      ->type_name(std::string(kFileType))
+      ->required();
+}
+
+Costs read_costs(const std::string& path) { return read_parsed(path, parse_costs); }
+
+CostFile read_cost_file(const std::string& path) { return read_parsed(path, parse_cost_file); }
+
+ModelInput::ModelInput(CLI::App& parser) {
+  parser.add_option("file", file_, "Model written by torch.export.save (.pt2)")
+      ->type_name(std::string(kFileType))
+      ->required();
+  parser.add_option("--model", model_, "The model to take, where the file holds several")->type_name("MODEL");
+}
+
+graph::Program ModelInput::read() const { return graph::read_program(ZipArchive(open_file(file_)), model_); }
 
 }  // namespace stagecraft::cli

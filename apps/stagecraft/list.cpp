@@ -8,7 +8,8 @@
 #include "formats.h"
 #include "options.h"
 #include "output.h"
-#include "report_json.h"
+#include "report_text.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/generator.h"
 
@@ -31,8 +32,9 @@ std::string stages_text(const Generator& g) {
 
 /// Width in characters, not bytes: formulas may contain a superscript 2 or a multiplication sign.
 std::size_t columns(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80; }));
+  std::size_t count = 0;
+  for_each_character(text, [&](std::string_view, bool) { ++count; });
+  return count;
 }
 
 void write_columns(std::ostream& out, const std::vector<Cells>& lines) {

@@ -4,9 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "report_text.h"
 #include "stagecraft/graph/program.h"
 
-/// Facts about a program, for the reports on a model.
+/// Facts about a program, for the reports on a model: its inputs and outputs, totals, operators and modules.
 namespace stagecraft::cli {
 
 /// An input or output of the model, as its caller sees it.
@@ -40,5 +41,30 @@ std::vector<OperatorFigures> operator_figures(const graph::Program& program);
 
 /// Values at export of the symbols that are a dimension of an input by themselves.
 std::map<std::string, std::int64_t> exported_symbols(const graph::Program& program);
+
+/// Totals of a module, including all modules inside it.
+struct ModuleFigures {
+  std::string path;  ///< Empty for the whole model.
+  std::string type;  ///< Empty for a module that only contains others.
+  int depth = 0;
+  int nodes = 0;
+  std::int64_t parameters = 0;  ///< Number of elements; a weight with several names counts under its first.
+  std::int64_t parameter_bytes = 0;
+  double work = 0;
+
+  /// The last part of the path.
+  [[nodiscard]] std::string name() const { return path.substr(path.rfind('.') + 1); }
+};
+
+/// All modules in preorder: the whole model first, siblings in order of their first use.
+std::vector<ModuleFigures> module_tree(const graph::Program& program);
+
+// Values of a program in JSON, with the same keys in every report.
+
+/// {"name", "kind": "tensor", "type", "sizes": ["s0", 8], "bytes"}, {"name", "kind": "integer" | "real" | "flag"}.
+Json value_json(const graph::Program& program, graph::ValueId value);
+
+/// The same with the caller's name; {"name", "kind": "fixed", "value"} for a constant.
+Json port_json(const graph::Program& program, const Port& port);
 
 }  // namespace stagecraft::cli

@@ -1,21 +1,28 @@
+// `stagecraft plan`: finds a schedule for given costs and memory, and reports on it.
+
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <iostream>
+#include <ostream>
 
 #include <fmt/format.h>
+#include <fmt/ostream.h>
+#include <fmt/ranges.h>
 
 #include "command.h"
-#include "cost_input.h"
 #include "failure.h"
 #include "formats.h"
+#include "input.h"
 #include "options.h"
 #include "output.h"
-#include "plan_report.h"
+#include "report_text.h"
+#include "stagecraft/plan/partition.h"
 #include "stagecraft/schedule/csv.h"
-#include "stagecraft/view/simulation.h"
+#include "stagecraft/view/render.h"
 
 namespace stagecraft::cli {
 namespace {
@@ -31,6 +38,67 @@ constexpr const char* kPlanExamples =
     "  stagecraft plan --ranks 8 --microbatches 24 --costs costs.json --memory-limit 16 -o planned.csv\n"
     "  stagecraft plan --ranks 8 --microbatches 24 --costs costs.json --placement v --memory-limit 10 -o planned.svg\n"
     "  stagecraft plan --ranks 2 --microbatches 4 --costs costs.json --exact --format json";
+
+/// Reports on a plan, with the lower bound and every known schedule; `cuts` is empty unless layers were cut.
+void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
+  const Simulation& s = result.simulation;
+  write_line(out, "ranks", std::to_string(request.ranks));
+  write_line(out, "stages",
+             fmt::format("{}, placement {}", result.schedule.stages(), result.schedule.placement.style()));
+  write_line(out, "microbatches", std::to_string(request.microbatches));
+  if (!cuts.empty())
+    write_line(out, "layers", fmt::format("stages begin at {}", fmt::join(cuts.begin(), cuts.end() - 1, " ")));
+  write_line(out, "span", span_text(s));
+  write_line(out, "lower bound",
+             fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
+                         result.proven ? ": nothing is shorter" : ""));
+  write_line(out, "makespan", makespan_text(s));
+  write_line(out, "peak memory",
+             request.memory_limit > 0 ? fmt::format("{:.6g} of {:g}", s.peak_memory(), request.memory_limit)
+                                      : fmt::format("{:.6g}", s.peak_memory()));
+  write_line(out, "found by", result.origin);
+  write_line(out, "search",
+             fmt::format("{} trials in {:.1f} s, {}", result.trials, result.seconds,
+                         result.finished ? "finished" : "ended early: another run may end elsewhere"));
+  if (result.named.empty()) return;
+  fmt::print(out, "\n{:<22}  {:>8}  {:>10}  {:>10}\n", "KNOWN SCHEDULE", "BUBBLE", "SPAN", "PEAK");
+  std::vector<const NamedOutcome*> order;
+  for (const NamedOutcome& named : result.named) order.push_back(&named);
+  std::stable_sort(order.begin(), order.end(), [](const NamedOutcome* a, const NamedOutcome* b) {
+    return a->simulation.span < b->simulation.span;
+  });
+  for (const NamedOutcome* named : order) {
+    fmt::print(out, "{:<22}  {:>8}  {:>10.6g}  {:>10.6g}{}\n", named->name, percent(named->simulation.bubble_span()),
+               named->simulation.span, named->simulation.peak_memory(), named->fits ? "" : "  does not fit");
+  }
+}
+
+void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
+  Json json = {{"ranks", request.ranks},
+               {"stages", result.schedule.stages()},
+               {"microbatches", request.microbatches},
+               {"placement", result.schedule.placement.style()},
+               {"memory_limit", request.memory_limit > 0 ? Json(request.memory_limit) : Json()}};
+  add_outcome(json, result.simulation);
+  json.update({{"lower_bound_span", result.lower_bound_span},
+               {"lower_bound_bubble", result.lower_bound_bubble},
+               {"cuts", cuts.empty() ? Json() : Json(cuts)},
+               {"proven", result.proven},
+               {"found_by", result.origin},
+               {"finished", result.finished},
+               {"trials", result.trials},
+               {"seconds", result.seconds},
+               {"seed", request.seed},
+               {"named", Json::array()}});
+  for (const NamedOutcome& named : result.named) {
+    json["named"].push_back({{"name", named.name},
+                             {"span", named.simulation.span},
+                             {"bubble_span", named.simulation.bubble_span()},
+                             {"peak", named.simulation.peak_memory()},
+                             {"fits", named.fits}});
+  }
+  out << json.dump(2) << '\n';
+}
 
 std::atomic<bool> interrupted = false;
 

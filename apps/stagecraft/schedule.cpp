@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
+#include "check_report.h"
 #include "command.h"
 #include "formats.h"
-#include "judgement.h"
 #include "options.h"
 #include "output.h"
 #include "stagecraft/passes/pass.h"

@@ -4,14 +4,13 @@
 #include <fmt/format.h>
 
 #include "command.h"
-#include "cost_input.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"
 #include "options.h"
 #include "output.h"
 #include "simulation_report.h"
-#include "stagecraft/view/simulation.h"
+#include "stagecraft/view/render.h"
 
 namespace stagecraft::cli {
 namespace {

@@ -6,10 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include "outcome_text.h"
-#include "printable.h"
-#include "report_json.h"
-#include "stagecraft/schedule/action_text.h"
+#include "report_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft::cli {
 namespace {

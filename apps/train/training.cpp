@@ -13,9 +13,9 @@
 #include "stagecraft/automatic/automatic.h"
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/checkpoint/dtypes.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/measurement.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/runtime/split.h"
 
 namespace stagecraft::train {

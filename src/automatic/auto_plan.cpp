@@ -12,8 +12,8 @@
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/sim/cost_file.h"
-#include "stagecraft/sim/liveness.h"
 #include "stagecraft/sim/profile.h"
+#include "stagecraft/sim/simulator.h"
 
 namespace stagecraft {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "auto_plan.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/schedule/csv.h"
 

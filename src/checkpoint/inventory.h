@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/runtime/pipeline.h"
 
 namespace torch::optim {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "stagecraft/core/error.h"
 
@@ -27,25 +28,38 @@ std::vector<double> prefix_sums(const std::vector<double>& costs, int parts) {
   return sums;
 }
 
-/// The smallest possible cost of the largest part, by dynamic programming.
-double least_largest(const std::vector<double>& sums, std::size_t parts) {
+/// Where a part begins, by part and end.
+using Begins = std::vector<std::vector<std::size_t>>;
+
+/// The smallest possible cost of the largest part, by dynamic programming. Fills in the earliest begins that reach it.
+double least_largest(const std::vector<double>& sums, const std::vector<double>& factors, Begins& begins) {
   const std::size_t things = sums.size() - 1;
-  std::vector<double> least(things + 1, kNever);  // optimum of the parts so far, by the number of items covered
-  least[0] = 0;
-  for (std::size_t part = 1; part <= parts; ++part) {
-    for (std::size_t end = things; end >= part; --end) {
-      double best = kNever;
-      for (std::size_t begin = end - 1; begin + 1 >= part; --begin) {
-        const double cost = sums[end] - sums[begin];
-        if (cost >= best) break;  // parts that begin earlier cost at least as much
-        best = std::min(best, std::max(least[begin], cost));
-        if (begin == 0) break;
+  begins.assign(factors.size() + 1, std::vector<std::size_t>(things + 1, 0));
+  std::vector<double> before(things + 1, kNever);  // optimum of the parts so far, by the number of items covered
+  before[0] = 0;
+  for (std::size_t part = 1; part <= factors.size(); ++part) {
+    std::vector<double> least(things + 1, kNever);
+    for (std::size_t end = part; end <= things; ++end) {
+      for (std::size_t begin = end; begin-- > part - 1;) {
+        const double cost = factors[part - 1] * (sums[end] - sums[begin]);
+        if (cost > least[end]) break;  // parts that begin earlier cost at least as much
+        const double largest = std::max(before[begin], cost);
+        if (largest > least[end]) continue;
+        least[end] = largest;
+        begins[part][end] = begin;
       }
-      least[end] = best;
     }
-    least[part - 1] = kNever;
+    before = std::move(least);
   }
-  return least[things];
+  return before[things];
+}
+
+/// Where the parts begin, and the number of items.
+std::vector<std::size_t> cuts_in(const Begins& begins) {
+  std::vector<std::size_t> cuts(begins.size());
+  cuts.back() = begins.back().size() - 1;
+  for (std::size_t part = cuts.size() - 1; part > 0; --part) cuts[part - 1] = begins[part][cuts[part]];
+  return cuts;
 }
 
 }  // namespace
@@ -54,11 +68,11 @@ std::vector<std::int64_t> balanced_sizes(const std::vector<double>& costs, int p
   const std::vector<double> sums = prefix_sums(costs, parts);
   const auto count = static_cast<std::size_t>(parts);
   const std::size_t things = costs.size();
-  const double limit = least_largest(sums, count);
+  Begins begins;
+  const double limit = least_largest(sums, std::vector<double>(count, 1.0), begins);
 
-  // Among partitions within the limit, minimise the sum of squares.
+  // Among partitions within the limit, minimise the sum of squares: replaces the begins.
   std::vector<std::vector<double>> least(count + 1, std::vector<double>(things + 1, kNever));
-  std::vector<std::vector<std::size_t>> from(count + 1, std::vector<std::size_t>(things + 1, 0));
   least[0][0] = 0;
   for (std::size_t part = 1; part <= count; ++part) {
     for (std::size_t end = part; end <= things; ++end) {
@@ -68,18 +82,22 @@ std::vector<std::int64_t> balanced_sizes(const std::vector<double>& costs, int p
         const double squares = least[part - 1][begin] + cost * cost;
         if (squares >= least[part][end]) continue;
         least[part][end] = squares;
-        from[part][end] = begin;
+        begins[part][end] = begin;
       }
     }
   }
-  std::vector<std::int64_t> sizes(count);
-  std::size_t end = things;
-  for (std::size_t part = count; part > 0; --part) {
-    const std::size_t begin = from[part][end];
-    sizes[part - 1] = static_cast<std::int64_t>(end - begin);
-    end = begin;
+  const std::vector<std::size_t> cuts = cuts_in(begins);
+  std::vector<std::int64_t> sizes;
+  for (std::size_t part = 0; part < count; ++part) {
+    sizes.push_back(static_cast<std::int64_t>(cuts[part + 1] - cuts[part]));
   }
   return sizes;
+}
+
+std::vector<std::size_t> min_max_cuts(const std::vector<double>& costs, const std::vector<double>& factors) {
+  Begins begins;
+  least_largest(prefix_sums(costs, static_cast<int>(factors.size())), factors, begins);
+  return cuts_in(begins);
 }
 
 }  // namespace stagecraft

@@ -11,8 +11,8 @@
 #include "beside_thread.h"
 #include "buckets.h"
 #include "replica_buffers.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {

@@ -10,8 +10,8 @@
 
 #include "beside_thread.h"
 #include "replica_buffers.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/measurement.h"
 
 namespace stagecraft {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "safetensors_header.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 
 namespace stagecraft::safetensors {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "parse_json.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 
 namespace stagecraft::safetensors {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/file/safetensors.h"
 
 namespace stagecraft::safetensors {

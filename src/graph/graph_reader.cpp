@@ -1,7 +1,8 @@
-#include "graph_reader.h"
-
 #include <algorithm>
 #include <cctype>
+
+#include "parse_json.h"
+#include "readers.h"
 
 namespace stagecraft::graph {
 namespace {
@@ -11,8 +12,9 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 
 ElementType element_type(const Cursor& cursor) {
   const std::int64_t number = cursor.integer();
-  const bool known = (number >= 1 && number <= 13) || (number >= 28 && number <= 35);
-  if (!known) cursor.refuse("is " + std::to_string(number) + ", which is no element type of this format");
+  if (!is_element_type(number)) {
+    cursor.refuse("is " + std::to_string(number) + ", which is no element type of this format");
+  }
   return static_cast<ElementType>(number);
 }
 
@@ -366,7 +368,7 @@ void GraphReader::read_origin(const Cursor& cursor, Node& node) {
     }
   }
   if (metadata.has("custom")) {
-    const auto custom = Cursor::Json::parse(metadata["custom"].text(), nullptr, /*allow_exceptions=*/false);
+    const auto custom = json::parse_or_null<Cursor::Json>(metadata["custom"].text());
     if (custom.is_object() && custom.contains("stage") && custom["stage"].is_number_integer()) {
       const auto stage = custom["stage"].get<std::int64_t>();
       if (stage >= 0 && stage < (1 << 20)) node.stage = static_cast<int>(stage);

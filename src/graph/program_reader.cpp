@@ -2,10 +2,8 @@
 #include <cstdlib>
 #include <tuple>
 
-#include "graph_reader.h"
-#include "parse_json.h"
+#include "readers.h"
 #include "stagecraft/graph/program.h"
-#include "weights_reader.h"
 
 namespace stagecraft::graph {
 namespace {
@@ -94,12 +92,11 @@ class ProgramReader {
     }
   }
 
-  /// Parses the whole record: filtering with the parser's callback would take quadratic time in the number of values.
   [[nodiscard]] nlohmann::json parse(const std::string& record) const {
     try {
-      return json::parse<nlohmann::json>(archive_.read_text(record), "save the model again");
+      return parsed_record(archive_, record);
     } catch (const InvalidArgument& error) {
-      refuse("record '" + record + "': " + error.what());
+      refuse(error.what());
     }
   }
 

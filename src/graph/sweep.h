@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "analysis.h"
-#include "lifetimes.h"
 
 namespace stagecraft::graph {
 

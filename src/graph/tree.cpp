@@ -10,18 +10,9 @@ using Json = nlohmann::json;
 
 constexpr int kDeepest = 64;
 
-/// Returns null for a text that is not JSON; no caller accepts null.
-Json parse_or_null(const std::string& text) {
-  try {
-    return json::parse<Json>(text, "save the model again");
-  } catch (const InvalidArgument&) {
-    return nullptr;
-  }
-}
-
 std::vector<std::string> names_in(const Json& context, std::size_t children) {
   if (!context.is_string()) return {};
-  const Json parsed = parse_or_null(context.get_ref<const std::string&>());
+  const Json parsed = json::parse_or_null<Json>(context.get_ref<const std::string&>());
   if (!parsed.is_array() || parsed.size() != children) return {};
   std::vector<std::string> names;
   for (const Json& key : parsed) {
@@ -59,7 +50,7 @@ int Tree::leaves() const {
 }
 
 Tree parse_tree(const std::string& text) {
-  const Json parsed = parse_or_null(text);
+  const Json parsed = json::parse_or_null<Json>(text);
   if (!parsed.is_array() || parsed.size() != 2 || parsed[0] != 1) {
     throw InvalidArgument("not a tree specification of version 1");
   }

@@ -1,18 +1,9 @@
-#include "weights_reader.h"
+#include "readers.h"
 
-#include "cursor.h"
 #include "parse_json.h"
 
 namespace stagecraft::graph {
 namespace {
-
-nlohmann::json parsed_record(const ZipArchive& archive, const std::string& record) {
-  try {
-    return json::parse<nlohmann::json>(archive.read_text(record), "save the model again");
-  } catch (const InvalidArgument& error) {
-    throw InvalidArgument("record '" + record + "': " + error.what());
-  }
-}
 
 std::vector<std::int64_t> fixed_sizes(const Cursor& cursor) {
   std::vector<std::int64_t> result;
@@ -54,6 +45,14 @@ std::string fault_of(const StoredTensor& tensor, std::uint64_t record_size) {
 
 }  // namespace
 
+nlohmann::json parsed_record(const ZipArchive& archive, const std::string& record) {
+  try {
+    return json::parse<nlohmann::json>(archive.read_text(record), "save the model again");
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("record '" + record + "': " + error.what());
+  }
+}
+
 StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, const std::string& configuration,
                           Faults& faults) {
   StoredTensors result;
@@ -71,7 +70,7 @@ StoredTensors read_stored(const ZipArchive& archive, const std::string& folder, 
     const Cursor meta = entry["tensor_meta"];
     StoredTensor tensor;
     const std::int64_t element = meta["dtype"].integer();
-    if (!((element >= 1 && element <= 13) || (element >= 28 && element <= 35))) {
+    if (!is_element_type(element)) {
       refuse("has the element type " + std::to_string(element) + ", which this format does not have");
       return;
     }

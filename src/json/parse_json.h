@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/text.h"
 
 /// Parsing of JSON from users. All such JSON is parsed here, so that no text can crash the program and no message of
 /// the parser reaches a user.
@@ -37,6 +40,35 @@ Json parse(std::string_view text, std::string_view remedy) {
     throw InvalidArgument("this JSON holds a number that is not finite as a double (" +
                           std::string(reason_in(error.what())) + "): " + std::string(remedy));
   }
+}
+
+/// As `parse`, but returns null for a text that is not JSON.
+template <typename Json>
+Json parse_or_null(std::string_view text) {
+  try {
+    return parse<Json>(text, {});
+  } catch (const InvalidArgument&) {
+    return nullptr;
+  }
+}
+
+/// The value as text for an error message, cut to 40 bytes.
+template <typename Json>
+std::string shown(const Json& value) {
+  return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+/// A number that is finite and not negative. For any other value adds a fault that begins with `key`, and returns none.
+template <typename Json>
+std::optional<double> non_negative(const Json& value, const std::string& key, Faults& faults) {
+  if (!value.is_number()) {
+    faults.add(key + ": got " + shown(value) + ", expected a number");
+    return std::nullopt;
+  }
+  const auto number = value.template get<double>();
+  if (std::isfinite(number) && number >= 0) return number;
+  faults.add(key + ": got " + shown(value) + ", must be finite and not negative");
+  return std::nullopt;
 }
 
 }  // namespace stagecraft::json

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 #include "torch_types.h"
 
 namespace stagecraft {

@@ -5,7 +5,7 @@
 
 #include "arguments.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/graph/operators.h"
 
 namespace stagecraft {

@@ -7,7 +7,7 @@
 #include "interpreter.h"
 #include "layers.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/fingerprint.h"
+#include "stagecraft/core/identity.h"
 #include "stagecraft/graph/report.h"
 #include "stagecraft/runtime/split.h"
 #include "torch_types.h"

@@ -8,7 +8,7 @@
 
 #include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {

@@ -1,15 +1,12 @@
-#include "execution.h"
+#include "checks.h"
 
 #include <algorithm>
 #include <map>
 #include <memory>
 
-#include "refusals.h"
 #include "stagecraft/core/in_parts.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/dataflow.h"
-#include "stagecraft/schedule/message.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
 
 namespace stagecraft::detail {
 namespace {

@@ -9,10 +9,8 @@
 
 #include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/dataflow.h"
-#include "stagecraft/schedule/message.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
 
 namespace stagecraft {
 namespace {

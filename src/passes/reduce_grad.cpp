@@ -1,7 +1,6 @@
 // A stage's gradients are complete after its last weight part. Reducing them at once frees their memory and overlaps
 // with the rank's remaining compute.
 
-#include "insertions.h"
 #include "rewrite.h"
 
 namespace stagecraft {

@@ -11,15 +11,47 @@
 
 #include "rewrite.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/dataflow.h"
-#include "stagecraft/schedule/message.h"
-#include "stream_merge.h"
 
 namespace stagecraft {
 namespace {
 
 using Sweep = std::int32_t;  // counts from 1; 0 means not known yet
+
+/// K-way merge of sorted streams of keys: gives the stream with the smallest next key. A binary heap whose top is
+/// replaced in place, which takes one or two comparisons for the two to four streams of a typical rank.
+class StreamMerge {
+ public:
+  /// Larger than every key: a stream at its end.
+  static constexpr std::uint64_t kDone = UINT64_MAX;
+
+  void add(std::uint64_t first_key, std::size_t stream) {
+    heap_.emplace_back(first_key, stream);
+    for (std::size_t i = heap_.size() - 1; i > 0 && heap_[i].first < heap_[(i - 1) / 2].first; i = (i - 1) / 2) {
+      std::swap(heap_[i], heap_[(i - 1) / 2]);
+    }
+  }
+
+  [[nodiscard]] std::uint64_t next_key() const { return heap_.empty() ? kDone : heap_.front().first; }
+  [[nodiscard]] std::size_t next_stream() const { return heap_.front().second; }
+
+  /// Sets the next key of the stream that `next_stream` gave.
+  void advance(std::uint64_t key) {
+    const std::pair moving(key, heap_.front().second);
+    std::size_t i = 0;
+    for (std::size_t child = 1; child < heap_.size(); child = 2 * i + 1) {
+      if (child + 1 < heap_.size() && heap_[child + 1].first < heap_[child].first) ++child;
+      if (heap_[child].first >= key) break;
+      heap_[i] = heap_[child];
+      i = child;
+    }
+    heap_[i] = moving;
+  }
+
+ private:
+  std::vector<std::pair<std::uint64_t, std::size_t>> heap_;
+};
 
 /// A sent message: the sweep of its SEND, its microbatch, and which half of an overlap produced it.
 class Message {
@@ -56,9 +88,7 @@ struct Arrivals {
   std::size_t sender;
   Action receive;
 
-  [[nodiscard]] std::uint64_t next_moment() const {
-    return next == end ? detail::StreamMerge::kDone : next->moment(sender);
-  }
+  [[nodiscard]] std::uint64_t next_moment() const { return next == end ? StreamMerge::kDone : next->moment(sender); }
 };
 
 class Lowering {
@@ -182,7 +212,7 @@ class Lowering {
       expect(ActionKind::kBackward, stage + 1);
       size += port_of(ActionKind::kForward, stage).sent_count + port_of(ActionKind::kBackward, stage).sent_count;
     }
-    detail::StreamMerge order;
+    StreamMerge order;
     for (std::size_t i = 0; i < streams.size(); ++i) order.add(streams[i].next_moment(), i);
 
     Row merged(size);  // an upper bound of the size, so that a large row is never reallocated
@@ -215,7 +245,7 @@ class Lowering {
         if (has_port(part.kind())) send(part, port_of(part.kind(), part.stage()));
       });
     }
-    receive_before(detail::StreamMerge::kDone);
+    receive_before(StreamMerge::kDone);
     merged.resize(static_cast<std::size_t>(out - merged.data()));  // idle slots are gone
     schedule_.rows[rank] = std::move(merged);
   }

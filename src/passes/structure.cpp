@@ -1,11 +1,10 @@
-#include "structure.h"
+#include "checks.h"
 
 #include <algorithm>
 #include <array>
 
-#include "refusals.h"
 #include "stagecraft/core/in_parts.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/schedule/dataflow.h"
 #include "well_formed.h"
 
 namespace stagecraft::detail {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "insertions.h"
 #include "rewrite.h"
 #include "stagecraft/core/error.h"
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <atomic>
 
-#include "refusals.h"
+#include "checks.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/in_parts.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft::detail {
 namespace {

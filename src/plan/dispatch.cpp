@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tolerances.h"
+#include "problem.h"
 
 namespace stagecraft::detail {
 namespace {

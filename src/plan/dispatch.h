@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "links.h"
 #include "policy.h"
+#include "problem.h"
 
 namespace stagecraft::detail {
 

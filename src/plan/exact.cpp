@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lower_bound.h"
 #include "part_order.h"
 #include "problem.h"
 #include "solver.h"
@@ -45,8 +44,8 @@ class Program {
     write_orders();
     write_memory();
     write_spans();
-    text_ += fmt::format("Bounds\n {:.9g} <= x{} <= {:.9g}\n x0 = 0\n", detail::lower_bound(problem_) * (1 - 1e-9),
-                         span(), known_span_ * (1 + 1e-7));
+    text_ += fmt::format("Bounds\n {:.9g} <= x{} <= {:.9g}\n x0 = 0\n",
+                         detail::lower_bound(problem_) * (1 - detail::kSame), span(), known_span_ * (1 + 1e-7));
     for (std::size_t i = 1; i < parts_; ++i)
       text_ += fmt::format(" {:.9g} <= x{} <= {:.9g}\n", earliest_[i], i, latest_[i]);
     text_ += "Binaries\n";

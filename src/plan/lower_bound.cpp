@@ -8,10 +8,10 @@
 // - Memory limits the weight parts that can be left for after a rank's last I. The first rank ends only after the last
 //   I has returned from the last rank, which itself started late.
 
-#include "lower_bound.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "problem.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -78,7 +78,7 @@ class Bound {
   [[nodiscard]] bool ends_apart(std::size_t r) const {
     double whole = 0;
     for (const int stage : problem_.stages_of[r]) whole += problem_.least_activation[static_cast<std::size_t>(stage)];
-    return problem_.microbatches * whole > problem_.limit + 1e-9;
+    return problem_.microbatches * whole > problem_.limit + kTinyMemory;
   }
 
   /// The largest ratio of time to memory of any stage of the rank.

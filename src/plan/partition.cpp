@@ -6,8 +6,9 @@
 #include <cmath>
 #include <limits>
 
-#include "placements.h"
-#include "stagecraft/core/clock.h"
+#include "placement_plan.h"
+#include "stagecraft/core/balance.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/plan/exact.h"
 
 namespace stagecraft {
@@ -20,13 +21,6 @@ constexpr double kLeastTime = 1e-3;   // seconds given to a plan when the budget
 constexpr double kMostCutWork = 4e9;  // limit on stages * layers^2: some seconds
 
 double work_of(const StageCosts& costs) { return costs.forward + costs.backward_input + costs.backward_weight; }
-
-/// Prefix sums of the layers' work.
-std::vector<double> prefix_sums(const std::vector<Layer>& layers) {
-  std::vector<double> sums = {0};
-  for (const Layer& layer : layers) sums.push_back(sums.back() + work_of(layer.costs));
-  return sums;
-}
 
 /// The largest work of any rank, and the sum of squares to break ties.
 std::pair<double, double> load_of(const std::vector<double>& sums, const Cuts& cuts, const Placement& placement,
@@ -41,35 +35,6 @@ std::pair<double, double> load_of(const std::vector<double>& sums, const Cuts& c
   double squares = 0;
   for (const double load : loads) squares += load * load;
   return {*std::max_element(loads.begin(), loads.end()), squares};
-}
-
-/// Minimises the largest stage by dynamic programming: `least[s][l]` is the optimum of s stages over the first l
-/// layers.
-Cuts even_cuts(const std::vector<double>& sums, const Placement& placement, const Costs& costs) {
-  const std::size_t layers = sums.size() - 1;
-  const auto stages = static_cast<std::size_t>(placement.stages());
-  constexpr double kNever = std::numeric_limits<double>::infinity();
-  std::vector<std::vector<double>> least(stages + 1, std::vector<double>(layers + 1, kNever));
-  std::vector<std::vector<std::size_t>> from(stages + 1, std::vector<std::size_t>(layers + 1, 0));
-  least[0][0] = 0;
-  for (std::size_t s = 1; s <= stages; ++s) {
-    const double slowdown = costs.slowdown(placement.rank_of(StageId(s - 1)));
-    for (std::size_t l = s; l <= layers; ++l) {
-      for (std::size_t before = s - 1; before < l; ++before) {
-        const double most = std::max(least[s - 1][before], slowdown * (sums[l] - sums[before]));
-        if (most >= least[s][l]) continue;
-        least[s][l] = most;
-        from[s][l] = before;
-      }
-    }
-  }
-  Cuts cuts(stages + 1);
-  std::size_t l = layers;
-  for (std::size_t s = stages; s > 0; --s) {
-    cuts[s] = static_cast<int>(l);
-    l = from[s][l];
-  }
-  return cuts;
 }
 
 /// Whether the cut before stage s can move by `step` layers without emptying a stage.
@@ -125,8 +90,16 @@ Cuts balanced_cuts(const std::vector<Layer>& layers, const Placement& placement,
         "{} layers are too many to be cut into {} stages, the most is {:.0f}: join layers that stay together",
         layers.size(), placement.stages(), std::floor(std::sqrt(kMostCutWork / placement.stages()))));
   }
-  const std::vector<double> sums = prefix_sums(layers);
-  Cuts cuts = even_cuts(sums, placement, costs);
+  std::vector<double> works;
+  std::vector<double> sums = {0};  // of the work of the layers before each
+  for (const Layer& layer : layers) {
+    works.push_back(work_of(layer.costs));
+    sums.push_back(sums.back() + works.back());
+  }
+  std::vector<double> slowdowns;  // by stage
+  for (const RankId rank : placement.ranks_of_stages()) slowdowns.push_back(costs.slowdown(rank));
+  Cuts cuts;
+  for (const std::size_t cut : min_max_cuts(works, slowdowns)) cuts.push_back(static_cast<int>(cut));
   // With several stages per rank, the rank's sum matters: move single layers while that improves the balance.
   for (bool changed = true; changed;) {
     changed = false;
@@ -187,7 +160,7 @@ PartitionPlan plan_partition(const std::vector<Layer>& layers, const PlanRequest
           moved[s] += step;
           --moves;
           const double other = span_of(moved);
-          if (other >= span * (1 - 1e-9)) continue;
+          if (other >= span * (1 - detail::kSame)) continue;
           span = other;
           cuts = std::move(moved);
           changed = true;

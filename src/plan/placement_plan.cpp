@@ -6,14 +6,12 @@
 #include <cmath>
 #include <thread>
 
-#include "lower_bound.h"
-#include "polish.h"
-#include "rows.h"
+#include "annealing.h"
+#include "problem.h"
 #include "seeds.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/plan/exact.h"
 #include "stagecraft/schedule/generator.h"
-#include "tolerances.h"
 
 namespace stagecraft::detail {
 namespace {

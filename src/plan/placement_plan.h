@@ -5,7 +5,11 @@
 #include "search.h"
 #include "stagecraft/plan/planner.h"
 
+/// The placements that a request allows, and the plan of one of them.
 namespace stagecraft::detail {
+
+/// The placements that a request allows. Throws InvalidArgument when there is none or the request is too large.
+std::vector<Placement> placements_of(const PlanRequest& request);
 
 /// Plans one placement: known schedules, search, polish. Schedules are compared by their simulated times and memory.
 class PlacementPlan {

@@ -3,7 +3,9 @@
 #include <array>
 
 #include "problem.h"
+#include "stagecraft/core/random.h"
 
+/// What the search varies: policies and building blocks, and the random moves between them.
 namespace stagecraft::detail {
 
 /// Priorities for the dispatcher: a due time for every F, I and W, and how strictly to follow their order.
@@ -44,5 +46,16 @@ struct Block {
 };
 
 Policy policy_of(const Problem& problem, const Block& block);
+
+Block random_block(const Problem& problem, Random& random);
+
+/// Changes one to three parameters of the block.
+void mutate(Block& block, const Problem& problem, Random& random);
+
+/// Makes the second of a pair due before the first, by moving one of the two; perhaps for following microbatches too.
+void swap_pair(Policy& policy, const Problem& problem, const std::pair<Step, Step>& pair, Random& random);
+
+/// Shifts the due times of a group of parts, or changes how strictly due times are followed.
+void mutate(Policy& policy, const Problem& problem, Random& random);
 
 }  // namespace stagecraft::detail

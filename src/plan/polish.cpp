@@ -1,12 +1,9 @@
-#include "polish.h"
+// The local search over finished schedules: rows are simulated in their fixed order, and a move shifts one part.
 
 #include <algorithm>
 #include <cmath>
 
-#include "climber.h"
-#include "links.h"
-#include "stagecraft/core/random.h"
-#include "tolerances.h"
+#include "annealing.h"
 
 namespace stagecraft::detail {
 namespace {

@@ -1,6 +1,7 @@
 #include "problem.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -73,6 +74,19 @@ Problem::Problem(const Costs& costs, const Placement& where, int microbatches_in
     }
     if (!own.empty()) whole[static_cast<std::size_t>(own.back())] = later;
   }
+}
+
+Schedule to_schedule(const Placement& placement, int microbatches, const std::vector<StepRow>& rows) {
+  constexpr std::array kKinds = {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight};
+  Schedule schedule{"planned", placement, microbatches, {}};
+  for (const StepRow& steps : rows) {
+    Row& row = schedule.rows.emplace_back();
+    row.reserve(steps.size());
+    for (const Step& step : steps) {
+      row.emplace_back(kKinds[static_cast<std::size_t>(step.part)], StageId(step.stage), MicrobatchId(step.microbatch));
+    }
+  }
+  return schedule;
 }
 
 }  // namespace stagecraft::detail

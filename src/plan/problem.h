@@ -1,11 +1,21 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "stagecraft/sim/costs.h"
 
+/// What the planner solves: costs of one placement in flat arrays, arrival times of messages, rows of parts, and a
+/// bound that no schedule beats.
 namespace stagecraft::detail {
+
+/// Times and bubbles that differ by less count as equal: sums in another order differ in their last bits.
+constexpr double kSame = 1e-9;
+/// The same for memory.
+constexpr double kTinyMemory = 1e-9;
+/// By how much a plan may exceed a memory limit, which users give with few digits.
+constexpr double kMemoryMargin = 1e-6;
 
 /// The kinds of compute that the planner orders: F, I and W.
 enum class Part : std::uint8_t { kForward, kInput, kWeight };
@@ -58,6 +68,36 @@ struct Problem {
   double unit = 0;                          ///< Compute time of one microbatch on the rank with the most work.
 };
 
+/// Computes arrival times of messages. A directed link transfers one message at a time, in the order of sending.
+class Links {
+ public:
+  explicit Links(const Problem& problem) : problem_(problem), free_(problem.links) {}
+
+  void reset() { std::fill(free_.begin(), free_.end(), 0.0); }
+
+  /// Arrival time of a message that stage `s` sends to the next stage at `time`.
+  double up(std::size_t s, double time) {
+    return travel(problem_.link_up[s], problem_.transfer_up[s], time) + problem_.hop_up[s];
+  }
+  /// Arrival time of a message that stage `s` sends to the previous stage at `time`.
+  double down(std::size_t s, double time) {
+    return travel(problem_.link_down[s], problem_.transfer_down[s], time) + problem_.hop_down[s];
+  }
+
+ private:
+  /// When the link begins to transfer the message; occupies the link until the transfer ends.
+  double travel(int link, double transfer, double time) {
+    if (transfer == 0) return time;
+    double& free = free_[static_cast<std::size_t>(link)];
+    const double sent = std::max(free, time);
+    free = sent + transfer;
+    return sent;
+  }
+
+  const Problem& problem_;
+  std::vector<double> free_;
+};
+
 struct Step {
   std::int32_t stage;
   std::int32_t microbatch;
@@ -65,5 +105,10 @@ struct Step {
 };
 
 using StepRow = std::vector<Step>;
+/// The rows as a schedule named "planned".
+Schedule to_schedule(const Placement& placement, int microbatches, const std::vector<StepRow>& rows);
+
+/// A lower bound on the span (the largest of any rank) of all schedules with these costs, placement and memory limit.
+double lower_bound(const Problem& problem);
 
 }  // namespace stagecraft::detail

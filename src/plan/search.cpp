@@ -1,12 +1,12 @@
 #include "search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
-#include "block_search.h"
-#include "climber.h"
-#include "tolerances.h"
-#include "workers.h"
+#include "annealing.h"
+#include "problem.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -17,6 +17,32 @@ constexpr std::size_t kStartsPerLeague = 8;
 constexpr std::size_t kFinalists = 2;
 constexpr int kFinalRounds = 3;
 constexpr double kClimbHeat = 3e-4;  // initial temperature, in units of a microbatch's work
+
+/// A parallel loop with one dispatcher per thread. The work must not depend on which thread does it.
+class Workers {
+ public:
+  Workers(const Problem& problem, int threads) {
+    for (int i = 0; i < std::max(1, threads); ++i) dispatchers_.emplace_back(problem);
+  }
+
+  /// Calls `work(dispatcher, i)` for every i below `count`, in any order and from any thread.
+  template <typename Work>
+  void for_each(std::size_t count, const Work& work) {
+    std::atomic<std::size_t> next = 0;
+    const auto run = [&](Dispatcher& dispatcher) {
+      for (std::size_t i = next++; i < count; i = next++) work(dispatcher, i);
+    };
+    std::vector<std::thread> helpers;
+    for (std::size_t i = 1; i < std::min(dispatchers_.size(), count); ++i) {
+      helpers.emplace_back([&run, &dispatcher = dispatchers_[i]] { run(dispatcher); });
+    }
+    run(dispatchers_.front());
+    for (std::thread& helper : helpers) helper.join();
+  }
+
+ private:
+  std::vector<Dispatcher> dispatchers_;
+};
 
 using League = std::vector<Climber>;
 

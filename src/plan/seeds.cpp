@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stagecraft/schedule/generator.h"
+
 namespace stagecraft::detail {
 namespace {
 
@@ -30,6 +32,35 @@ Policy extended(const Policy& policy, const Problem& from, const Problem& to, st
 }
 
 }  // namespace
+
+void for_each_known_schedule(const Placement& placement, int microbatches,
+                             const std::function<bool(const Schedule&)>& visit) {
+  const int v = placement.stages() / placement.ranks();
+  for (const Generator* generator : generators()) {
+    if (v < generator->min_stages_per_rank || v > generator->max_stages_per_rank) continue;
+    if (generator->name == "ForwardOnly") continue;
+    const Shape shape{.ranks = placement.ranks(), .stages_per_rank = v, .microbatches = microbatches};
+    Schedule schedule = make_schedule(generator->name, shape);
+    if (!(schedule.placement == placement)) continue;
+    schedule.name = generator->name;
+    if (!visit(schedule)) return;
+  }
+}
+
+Schedule one_at_a_time(const Placement& placement, int microbatches) {
+  std::vector<StepRow> rows(static_cast<std::size_t>(placement.ranks()));
+  for (int j = 0; j < microbatches; ++j) {
+    for (int s = 0; s < placement.stages(); ++s) {
+      rows[placement.rank_of(StageId(s)).index()].push_back({s, j, Part::kForward});
+    }
+    for (int s = placement.stages(); s-- > 0;) {
+      StepRow& row = rows[placement.rank_of(StageId(s)).index()];
+      row.push_back({s, j, Part::kInput});
+      row.push_back({s, j, Part::kWeight});
+    }
+  }
+  return to_schedule(placement, microbatches, rows);
+}
 
 double interval_of(const std::array<std::vector<double>, 3>& times, const Problem& problem) {
   const auto m = static_cast<std::size_t>(problem.microbatches);

@@ -1,10 +1,20 @@
 #pragma once
 
+#include <functional>
+
 #include "search.h"
 #include "stagecraft/sim/simulator.h"
 
-/// Starting points of the search.
+/// What the search starts from: known schedules, and policies and families made of them.
 namespace stagecraft::detail {
+
+/// Calls `visit` with the schedule of each generator for that placement, until `visit` returns false. Leaves out
+/// ForwardOnly.
+void for_each_known_schedule(const Placement& placement, int microbatches,
+                             const std::function<bool(const Schedule&)>& visit);
+
+/// The schedule with the least memory: each microbatch runs through all stages and back before the next one starts.
+Schedule one_at_a_time(const Placement& placement, int microbatches);
 
 /// Due times from the start times of a schedule with the same placement and number of microbatches. The simulation
 /// needs `keep_times`. A full backward counts as I and W.

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"
 #include "stagecraft/transport/streams.h"
 

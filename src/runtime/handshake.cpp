@@ -5,8 +5,7 @@
 #include <map>
 #include <sstream>
 
-#include "stagecraft/core/fingerprint.h"
-#include "stagecraft/core/version.h"
+#include "stagecraft/core/identity.h"
 
 // A statement has lines of "topic<tab>value". "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
 // must agree on all ranks that have it; "model" and "tied parameter x" must agree on all ranks that give them; all

@@ -1,8 +1,8 @@
 #include "stagecraft/runtime/schedule_choice.h"
 
 #include "stagecraft/runtime/auto_schedule.h"
+#include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
-#include "stagecraft/schedule/schedule_file.h"
 
 namespace stagecraft {
 

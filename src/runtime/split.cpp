@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "stagecraft/core/balance.h"
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/microbatches.h"
 #include "stagecraft/stage/random.h"

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/stage/microbatches.h"
 
 namespace stagecraft {

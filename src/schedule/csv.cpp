@@ -1,10 +1,12 @@
 #include "stagecraft/schedule/csv.h"
 
+#include <fstream>
 #include <ostream>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/core/text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {
@@ -15,14 +17,12 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 /// The cell, quoted for an error message: printable, on one line, at most 40 bytes of it.
 std::string quoted(std::string_view cell) {
   constexpr std::size_t kShown = 40;
-  static constexpr char kHex[] = "0123456789abcdef";
   std::string text = "'";
   for (const char c : cell.substr(0, kShown)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
+    if (c >= 0x20 && c < 0x7f) {
       text += c;
     } else {
-      text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+      append_escaped(text, c);
     }
   }
   return text + (cell.size() > kShown ? "...'" : "'");
@@ -144,6 +144,16 @@ std::vector<Row> parse_csv(std::string_view text) {
   CsvReader reader;
   reader.feed(text);
   return reader.finish();
+}
+
+bool is_schedule_file(std::string_view name) { return name.ends_with(".csv"); }
+
+Schedule read_schedule(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw InvalidArgument("the schedule file '" + path + "' cannot be read: give a CSV file, or a known name");
+  return Schedule::from_rows(parse_csv(text.str()), path);
 }
 
 }  // namespace stagecraft

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {

@@ -2,18 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 
 #include "parse_json.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/faults.h"
+#include "stagecraft/core/text.h"
 
 namespace stagecraft {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using json::shown;
 
 struct StageKey {
   std::string_view name;
@@ -39,8 +40,6 @@ constexpr std::array<std::string_view, 9> kGlobalKeys = {
     "stages", "layers", "latency", "bandwidth", "links", "rank_slowdown", "overlap_factor", "overlap_communication",
     "comment"};
 constexpr std::array<std::string_view, 4> kLinkKeys = {"from", "to", "latency", "bandwidth"};
-
-std::string shown(const Json& value) { return shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 class Reader {
  public:
@@ -94,18 +93,9 @@ class Reader {
     }
   }
 
-  /// A cost that is finite and not negative; none after a complaint.
+  /// None after a complaint.
   std::optional<double> checked(const Json& value, const std::string& key) {
-    if (!value.is_number()) {
-      complain(key, fmt::format("got {}, expected a number", shown(value)));
-      return std::nullopt;
-    }
-    const auto cost = value.get<double>();
-    if (!std::isfinite(cost) || cost < 0) {
-      complain(key, fmt::format("got {}, must be finite and not negative", shown(value)));
-      return std::nullopt;
-    }
-    return cost;
+    return json::non_negative(value, key, problems_);
   }
 
   std::optional<double> number(const Json& object, const std::string& key, const std::string& prefix) {

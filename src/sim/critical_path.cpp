@@ -3,32 +3,15 @@
 #include <algorithm>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/message.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/schedule/dataflow.h"
 
 namespace stagecraft {
 namespace {
 
-/// Slots of the computes whose results are sent, by stage and microbatch.
-struct Givers {
-  explicit Givers(const Schedule& schedule) : forward(schedule, -1), backward(schedule, -1) {
-    for (const Row& row : schedule.rows) {
-      for (std::size_t i = 0; i < row.size(); ++i) {
-        for_each_part(row[i], [&](const Action& part) {
-          if (part.kind() == ActionKind::kForward) forward(part.stage(), part.microbatch()) = static_cast<int>(i);
-          if (gives_input_gradient(part.kind())) backward(part.stage(), part.microbatch()) = static_cast<int>(i);
-        });
-      }
-    }
-  }
-  StageMicrobatchTable<int> forward;
-  StageMicrobatchTable<int> backward;
-};
-
 class Walk {
  public:
   Walk(const Schedule& schedule, const Simulation& simulation)
-      : schedule_(schedule), times_(simulation.times), givers_(schedule) {}
+      : schedule_(schedule), times_(simulation.times), slots_(compute_slots(schedule)) {}
 
   std::vector<CriticalAction> run() {
     std::vector<CriticalAction> path;
@@ -78,9 +61,9 @@ class Walk {
     for_each_part(taker.action, [&](const Action& part) {
       const Action send = message_needed(schedule_.placement, part);
       if (send.is_idle()) return;
-      const auto& slots = send.kind() == ActionKind::kSendForward ? givers_.forward : givers_.backward;
-      const CriticalAction giver =
-          at(schedule_.placement.rank_of(send.stage()), slots(send.stage(), send.microbatch()));
+      const ComputeSlots slots = slots_(send.stage(), send.microbatch());
+      const CriticalAction giver = at(schedule_.placement.rank_of(send.stage()),
+                                      send.kind() == ActionKind::kSendForward ? slots.forward : slots.backward);
       if (latest.slot < 0 || giver.end > latest.end) latest = giver;
     });
     return latest;
@@ -88,7 +71,7 @@ class Walk {
 
   const Schedule& schedule_;
   const std::vector<std::vector<ActionTime>>& times_;
-  Givers givers_;
+  StageMicrobatchTable<ComputeSlots> slots_;
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Memory of a rank over time: activations, what an I leaves for its W, and messages that wait for their consumer.
 
+#include "memory.h"
+
 #include <algorithm>
 
-#include "replay.h"
-
-namespace stagecraft::detail {
+namespace stagecraft {
 namespace {
 
 struct Change {
@@ -53,8 +53,27 @@ Effect effect_of(const Action& action, const Costs& costs, bool training) {
 
 }  // namespace
 
-double replay_memory(const Schedule& schedule, const Costs& costs, const Arrivals& arrivals, RankId rank,
-                     const std::vector<ActionTime>& times, std::vector<MemoryPoint>* curve) {
+std::vector<int> peak_live_activations(const Schedule& schedule) {
+  std::vector<int> peaks;
+  for (const Row& row : schedule.rows) {
+    const bool training = trains(row);
+    int live = 0;
+    int peak = 0;
+    for (const Action& action : row) {
+      // In an overlap, the activations of both halves are live at the same time.
+      for_each_part(action, [&](const Action& part) { live += part.kind() == ActionKind::kForward; });
+      peak = std::max(peak, live);
+      for_each_part(action, [&](const Action& part) {
+        live -= gives_weight_gradient(part.kind()) || (!training && part.kind() == ActionKind::kForward);
+      });
+    }
+    peaks.push_back(peak);
+  }
+  return peaks;
+}
+
+double detail::replay_memory(const Schedule& schedule, const Costs& costs, const Arrivals& arrivals, RankId rank,
+                             const std::vector<ActionTime>& times, std::vector<MemoryPoint>* curve) {
   const Row& row = schedule.rows[rank.index()];
   const bool training = trains(row);
   std::vector<Change> changes;
@@ -94,4 +113,4 @@ double replay_memory(const Schedule& schedule, const Costs& costs, const Arrival
   return peak;
 }
 
-}  // namespace stagecraft::detail
+}  // namespace stagecraft

@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "link_profile.h"
+#include "measured_costs.h"
 #include "recorded_step.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/median.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/core/measurement.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/sim/simulator.h"
-#include "work_profile.h"
 
 namespace stagecraft {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/message.h"
+#include "stagecraft/schedule/dataflow.h"
 
 namespace stagecraft::detail {
 

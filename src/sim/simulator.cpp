@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "replay.h"
+#include "memory.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/in_parts.h"
 #include "stagecraft/core/random.h"
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {
@@ -173,9 +173,7 @@ double Simulation::peak_memory() const {
 }
 
 Simulation simulate(const Schedule& schedule, const Costs& costs, const SimulationOptions& options) {
-  if (const auto fault = verify(schedule).fault) {
-    throw ScheduleError(fault->message, fault->rank, fault->step, to_text(fault->action));
-  }
+  require_sound(schedule);
   return Replay(schedule, costs, options).run();
 }
 

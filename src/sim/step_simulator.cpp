@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "stagecraft/core/rank_set.h"
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/action_text.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
+#include "stagecraft/schedule/action.h"
+#include "stagecraft/schedule/dataflow.h"
 
 namespace stagecraft {
 namespace {
@@ -173,14 +172,6 @@ class StepReplay {
   std::vector<Action> unseen_;  // computes of this step, without communication
 };
 
-void require_sound(const Schedule& schedule) {
-  const Verdict verdict = verify(schedule);
-  if (verdict.fault) {
-    throw ScheduleError(verdict.fault->message, verdict.fault->rank, verdict.fault->step,
-                        to_text(verdict.fault->action));
-  }
-}
-
 }  // namespace
 
 StepTimes simulate_steps(const Schedule& schedule) {
@@ -195,6 +186,36 @@ StepTimes simulate_steps(const Schedule& schedule) {
 int count_steps(const Schedule& schedule) {
   require_sound(schedule);
   return StepReplay(schedule).run([](std::size_t, std::size_t, int) {});
+}
+
+bool is_timetable(const Schedule& schedule) {
+  // The rows of a lowered schedule have different numbers of messages, so their slots are not a common clock.
+  if (schedule.is_lowered() || !verify(schedule).ok()) return false;
+  const auto slots = compute_slots(schedule);
+  for (int s = 0; s + 1 < schedule.stages(); ++s) {
+    for (int m = 0; m < schedule.microbatches; ++m) {
+      const ComputeSlots before = slots(StageId(s), MicrobatchId(m));
+      const ComputeSlots after = slots(StageId(s + 1), MicrobatchId(m));
+      if (before.forward >= after.forward) return false;
+      const bool trains = before.backward > 0;  // slot 0 can hold no backward
+      if (trains && after.backward >= before.backward) return false;
+    }
+  }
+  return true;
+}
+
+Schedule spread_over_steps(const Schedule& schedule, const StepTimes& times) {
+  Schedule spread{schedule.name, schedule.placement, schedule.microbatches, {}};
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    Row& row = spread.rows.emplace_back();
+    for (std::size_t i = 0; i < schedule.rows[r].size(); ++i) {
+      const std::int32_t step = times.step_of[r][i];
+      if (step < 0) continue;
+      row.resize(static_cast<std::size_t>(step));
+      row.push_back(schedule.rows[r][i]);
+    }
+  }
+  return spread;
 }
 
 }  // namespace stagecraft

@@ -1,7 +1,7 @@
 #include "stagecraft/stage/stage.h"
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/fingerprint.h"
+#include "stagecraft/core/identity.h"
 
 namespace stagecraft {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "stagecraft/core/utf8.h"
+#include "stagecraft/core/text.h"
 
 namespace stagecraft::detail {
 namespace {
@@ -13,11 +13,7 @@ constexpr std::string_view kEllipsis = "\xE2\x80\xA6";
 /// Calls `visit` with each code point as UTF-8; invalid bytes become the replacement character.
 template <typename Visit>
 void for_each_code_point(std::string_view text, Visit&& visit) {
-  while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    visit(length == 0 ? kReplacement : text.substr(0, length));
-    text.remove_prefix(length == 0 ? 1 : length);
-  }
+  for_each_character(text, [&](std::string_view c, bool valid) { visit(valid ? c : kReplacement); });
 }
 
 bool is_control(std::string_view code_point) {

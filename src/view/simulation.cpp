@@ -1,4 +1,4 @@
-#include "stagecraft/view/simulation.h"
+// Pictures of a simulation: the times of its actions, and each rank's memory below them.
 
 #include <fmt/format.h>
 
@@ -6,10 +6,10 @@
 
 #include "escape.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/view/render.h"
-#include "svg_chart.h"
 #include "svg_layout.h"
+#include "svg_page.h"
 #include "svg_style.h"
 
 namespace stagecraft {

@@ -7,9 +7,8 @@
 #include "escape.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/view/render.h"
-#include "svg_head.h"
 #include "svg_layout.h"
-#include "svg_legend.h"
+#include "svg_page.h"
 #include "svg_rows.h"
 #include "svg_style.h"
 

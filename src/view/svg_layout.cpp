@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "svg_head.h"
+#include "svg_page.h"
 #include "svg_style.h"
 
 namespace stagecraft::detail {

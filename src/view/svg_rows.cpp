@@ -5,7 +5,7 @@
 #include <cmath>
 #include <iterator>
 
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft::detail {
 

@@ -6,9 +6,9 @@
 #include <limits>
 #include <ostream>
 
-#include "stagecraft/schedule/action_text.h"
-#include "svg_chart.h"
+#include "stagecraft/schedule/action.h"
 #include "svg_layout.h"
+#include "svg_page.h"
 
 namespace stagecraft {
 namespace {

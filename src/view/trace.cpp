@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "escape.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/view/render.h"
 
 namespace stagecraft {

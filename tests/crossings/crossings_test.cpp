@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "layered_model.h"
-#include "stagecraft/core/clock.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/core/random.h"
 #include "stagecraft/data_parallel/sharder.h"
 #include "support/mpi_world.h"

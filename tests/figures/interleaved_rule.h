@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "stagecraft/schedule/dataflow.h"
-#include "stagecraft/schedule/message.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
 #include "stagecraft/sim/costs.h"
 
 namespace stagecraft::figures {

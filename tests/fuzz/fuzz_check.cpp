@@ -19,7 +19,7 @@
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/table.h"
-#include "stagecraft/sim/liveness.h"
+#include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/step_simulator.h"
 #include "stagecraft/view/render.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dice.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/schedule.h"
 
 /// One random mistake, of the kinds that an editor of schedules or a faulty pass would make.

@@ -12,7 +12,7 @@
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/schedule/csv.h"
-#include "stagecraft/sim/liveness.h"
+#include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/step_simulator.h"
 #include "symbolic_execution.h"
 #include "written_schedule.h"

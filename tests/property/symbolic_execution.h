@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 /// Runs a schedule on symbols instead of tensors: each value is a hash of how it came about, so two runs have the same
 /// result exactly if every stage saw the same inputs. Shares no code with the verifier, so that it can find its errors.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dice.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/schedule.h"
 
 /// Actions and tables that need not make any sense, and the ways in which people and programs write them down.

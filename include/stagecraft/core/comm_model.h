@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <string_view>
 
 namespace stagecraft {
@@ -15,6 +16,9 @@ enum class CommModel {
 inline constexpr std::array<CommModel, 3> kCommModels = {CommModel::kTagged, CommModel::kInOrder,
                                                          CommModel::kRendezvous};
 /// "tagged", "in_order", "rendezvous".
-std::string_view model_name(CommModel model);
+constexpr std::string_view model_name(CommModel model) {
+  constexpr std::array<std::string_view, 3> kNames = {"tagged", "in_order", "rendezvous"};
+  return kNames[static_cast<std::size_t>(model)];
+}
 
 }  // namespace stagecraft

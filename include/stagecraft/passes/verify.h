@@ -57,6 +57,9 @@ struct Verdict {
 /// throw for an invalid schedule.
 Verdict verify(const Schedule& schedule);
 
+/// Throws ScheduleError with the fault's message if the schedule has a fault. It may still deadlock under some models.
+void require_sound(const Schedule& schedule);
+
 /// Throws ScheduleError with the full text of the refusal unless the schedule is safe under `model`.
 void require_valid(const Schedule& schedule, CommModel model = CommModel::kRendezvous);
 

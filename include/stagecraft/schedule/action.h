@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <variant>
 
 #include "stagecraft/core/ids.h"
 
-/// Actions: the instruction set of a pipeline schedule.
+/// Actions: the instruction set of a pipeline schedule, and their text.
 namespace stagecraft {
 
 enum class ActionKind : std::uint8_t {
@@ -143,5 +145,25 @@ constexpr Action counterpart(const Action& a) {
       return {};
   }
 }
+
+// The text of actions, as `torch.distributed.pipelining` reads and writes it: `2F0`, `3SEND_F1`, `0UNSHARD`,
+// `(0F5;7B2)OVERLAP_F_B`; an idle slot is an empty text.
+
+/// "F", "SEND_F", "OVERLAP_F_B", ...; empty for idle.
+std::string_view kind_text(ActionKind kind);
+
+void append_text(std::string& out, const Action& action);
+std::string to_text(const Action& action);
+
+/// Why a text is not an action: the rule it breaks and the correct form. Points to static storage.
+struct ActionTextError {
+  std::string_view rule;
+};
+
+/// Parses one cell. Ignores blanks around it; everything else must match (no trailing junk, no signs).
+std::variant<Action, ActionTextError> parse_action(std::string_view text);
+
+/// As `parse_action`, but throws InvalidArgument on an error.
+Action to_action(std::string_view text);
 
 }  // namespace stagecraft

@@ -46,4 +46,11 @@ class CsvReader {
 /// Parses a whole file with a CsvReader. Throws ParseError.
 std::vector<Row> parse_csv(std::string_view text);
 
+/// Whether an argument that names a schedule or a file is a file: it ends in ".csv".
+bool is_schedule_file(std::string_view name);
+
+/// Throws InvalidArgument when the file cannot be read, ParseError when it is not CSV of actions, ScheduleError as
+/// Schedule::from_rows does.
+Schedule read_schedule(const std::string& path);
+
 }  // namespace stagecraft

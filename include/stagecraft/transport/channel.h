@@ -4,8 +4,8 @@
 #include <memory>
 #include <optional>
 
-#include "stagecraft/core/clock.h"
 #include "stagecraft/core/comm_model.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/transport/group.h"
 #include "stagecraft/transport/message.h"
 

@@ -5,12 +5,14 @@
 
 #include "stagecraft/schedule/schedule.h"
 #include "stagecraft/schedule/table.h"
+#include "stagecraft/sim/simulator.h"
 
-/// Pictures of a schedule, besides the table of `schedule/table.h`. All writers draw slot i of each row at time i; call
-/// `as_drawn` first to put the slots on a common clock. They write incrementally, with at most one row in memory; the
-/// caller checks the stream for errors. The schedule's name may be any bytes: it is escaped, and invalid UTF-8 is
-/// replaced.
+/// Pictures of a schedule, besides the table of `schedule/table.h`. They are written incrementally, with at most one
+/// row in memory; the caller checks the stream for errors. The schedule's name may be any bytes: it is escaped, and
+/// invalid UTF-8 is replaced.
 namespace stagecraft {
+
+// --- slots: slot i of each row is drawn at time i; call `as_drawn` first to put the slots on a common clock ---
 
 /// The schedule with its slots on a common clock: unchanged if it is a timetable already, else with the steps of the
 /// step simulator. A schedule that cannot run is returned unchanged, so that it can still be drawn. Throws
@@ -31,5 +33,16 @@ void write_trace(std::ostream& out, const Schedule& schedule);
 
 /// {"name", "ranks", "stages", "microbatches", "placement": [rank of stage], "rows": [["0F0", null, ...], ...]}
 void write_json(std::ostream& out, const Schedule& schedule);
+
+// --- simulated times ---
+
+/// Draws one row per rank, time to the right, with the memory of the rank below each row; the dashed line is the
+/// largest peak of all ranks. Needs a simulation with `keep_times` and `keep_memory`. Self-contained. Throws
+/// InvalidArgument above kMaxSvgCells actions, before writing.
+void write_simulation_svg(std::ostream& out, const Schedule& schedule, const Simulation& simulation);
+
+/// Trace-event JSON, one process per rank, a counter for its memory; one unit of time is one microsecond. Opens in
+/// Perfetto.
+void write_simulation_trace(std::ostream& out, const Schedule& schedule, const Simulation& simulation);
 
 }  // namespace stagecraft

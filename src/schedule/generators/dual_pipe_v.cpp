@@ -11,7 +11,7 @@
 
 #include <deque>
 
-#include "by_rank.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -11,9 +11,7 @@
 //
 // Bubble: (p - 1)(F + B), with room for a message of length F + B per hop.  Memory: min(m, L, 2(p - r) - 1) on rank r.
 
-#include "by_rank.h"
-#include "line_up.h"
-#include "warmed_up_1f1b.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -9,8 +9,7 @@
 //
 // Bubble: (p - 1) F.  Memory: 1 (nothing waits for a backward).
 
-#include "by_rank.h"
-#include "line_up.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -6,7 +6,7 @@
 //
 // Bubble: (p - 1)(F + B).  Memory: m.
 
-#include "by_rank.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

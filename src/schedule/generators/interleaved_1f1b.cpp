@@ -7,8 +7,7 @@
 // Bubble: (p - 1)(F + B), F and B of one stage: 1F1B's divided by v.
 // Memory: min(vm, (v - 1) q + 2(p - 1 - r) + 1) on rank r, q = microbatches per round (p when p divides m).
 
-#include "by_rank.h"
-#include "interleaved_order.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -8,11 +8,9 @@
 // Bubble: (p - 1)(F + I - W), F, I and W of one stage.
 // Memory: min(vm, (v - 1) q + p) at most, q as in Interleaved1F1B: warm-up forwards plus r deferred weight parts.
 
-#include "by_rank.h"
-#include "interleaved_order.h"
+#include "rows.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/dataflow.h"
-#include "stagecraft/schedule/stage_microbatch_table.h"
 
 namespace stagecraft::generator {
 namespace {

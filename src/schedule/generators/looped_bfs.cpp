@@ -6,7 +6,7 @@
 //
 // Bubble: (p - 1)(F + B), F and B of one stage: GPipe's divided by v.  Memory: v m.
 
-#include "by_rank.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -6,8 +6,7 @@
 //
 // Bubble: (p - 1)(F + B), as GPipe.  Memory: min(m, p - r) on rank r.
 
-#include "by_rank.h"
-#include "warmed_up_1f1b.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -10,9 +10,7 @@
 // Bubble: about 5.5 p half-rank ticks at F = 1, B = 2, where 1F1B has 6(p - 1).
 // Memory: min(2m, floor(4p / 3) + 2) half-rank activations at most, 1F1B has 2p.
 
-#include "line_up.h"
-#include "stagecraft/schedule/generator.h"
-#include "v_block.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

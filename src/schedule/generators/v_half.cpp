@@ -10,9 +10,7 @@
 // Bubble: 3p - 3 half-rank ticks at F = I = W = 1 (3p - 4 for odd p); a schedule in this memory needs at least 3p - 7.
 // Memory: 2 floor(p / 2) + 2 half-rank activations, 1F1B has 2p.
 
-#include "line_up.h"
-#include "stagecraft/schedule/generator.h"
-#include "v_block.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -12,9 +12,7 @@
 // Bubble: 4p - 5 half-rank ticks at F = I = W = 1 (p > 1).  Memory: 2 floor((p + 4) / 3) half-rank activations, 1F1B
 // has 2p.
 
-#include "line_up.h"
-#include "stagecraft/schedule/generator.h"
-#include "v_block.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -7,9 +7,7 @@
 //
 // Bubble: (p - 1)(F + I - W).  Memory: min(m, p) on every rank, 1F1B's largest.
 
-#include "by_rank.h"
-#include "deferred_weights.h"
-#include "line_up.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -7,9 +7,7 @@
 //
 // Bubble: (p - 1)(F + I - 2W), none when all three take the same time.  Memory: min(m, 2p - 1) on every rank.
 
-#include "by_rank.h"
-#include "deferred_weights.h"
-#include "line_up.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

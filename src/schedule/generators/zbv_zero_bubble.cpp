@@ -9,7 +9,7 @@
 //
 // Bubble: 0 when F = I = W.  Memory: min(2m, 2p) half-rank activations.
 
-#include "by_rank.h"
+#include "rows.h"
 
 namespace stagecraft::generator {
 namespace {

@@ -14,7 +14,7 @@
 #include "heartbeat.h"
 #include "mpi_channel.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/version.h"
+#include "stagecraft/core/identity.h"
 #include "stagecraft/transport/mpi.h"
 
 namespace stagecraft {

@@ -77,6 +77,28 @@ TEST(BalancedSizes, AreThoseOfTryingEveryCut) {
   }
 }
 
+TEST(MinMaxCuts, SlowPartsGetLess) {
+  EXPECT_THAT(min_max_cuts({1, 1, 1, 1}, {1, 1}), ElementsAre(0, 2, 4));
+  EXPECT_THAT(min_max_cuts({1, 1, 1, 1}, {3, 1}), ElementsAre(0, 1, 4));
+  EXPECT_THAT(min_max_cuts({1, 1, 1, 1}, {1, 3}), ElementsAre(0, 3, 4));
+  EXPECT_THAT(min_max_cuts({9, 1, 1, 1}, {1, 1, 1}), ElementsAre(0, 1, 2, 4)) << "as early as the cuts after it allow";
+  EXPECT_THAT(message_of([] { min_max_cuts({1}, {1, 1}); }), HasSubstr("1 things cannot be cut into 2 parts"));
+}
+
+TEST(MinMaxCuts, HaveTheSameLargestPartAsBalancedSizes) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 500; ++trial) {
+    std::vector<double> costs(1 + random() % 20);
+    for (double& cost : costs) cost = random() % 12;
+    const int parts = 1 + static_cast<int>(random() % costs.size());
+    const std::vector<std::size_t> cuts = min_max_cuts(costs, std::vector<double>(static_cast<std::size_t>(parts), 1));
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) sizes.push_back(static_cast<std::int64_t>(cuts[i + 1] - cuts[i]));
+    ASSERT_EQ(static_cast<int>(sizes.size()), parts);
+    ASSERT_EQ(value_of(costs, sizes).first, value_of(costs, balanced_sizes(costs, parts)).first);
+  }
+}
+
 TEST(BalancedSizes, ManyThings) {
   std::mt19937 random(3);
   std::vector<double> costs(5000);

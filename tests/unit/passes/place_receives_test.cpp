@@ -4,7 +4,7 @@
 
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/sim/step_simulator.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "stagecraft/passes/pass.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "stagecraft/sim/liveness.h"
+#include "stagecraft/sim/simulator.h"
 #include "stagecraft/stagecraft.h"
 #include "support/patience.h"
 #include "support/schedule_names.h"

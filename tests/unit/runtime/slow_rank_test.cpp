@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "pipeline_testing.h"
-#include "stagecraft/core/clock.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/runtime/together.h"
 #include "support/every_setting.h"
 

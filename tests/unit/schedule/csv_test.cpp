@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/schedule/action_text.h"
+#include "stagecraft/schedule/action.h"
 
 namespace stagecraft {
 namespace {

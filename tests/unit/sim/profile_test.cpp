@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/median.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/schedule/generator.h"
 #include "stagecraft/sim/simulator.h"
