@@ -164,8 +164,14 @@ std::string Coordinator::pending() const {
 // --- messages ---
 
 Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
-  if (std::optional<Message> here = channel_.take(from, tag)) return std::move(*here);
-  std::optional<Message> message;
+  const std::uint64_t seen = channel_.news();
+  std::optional<Message> message = channel_.take(from, tag);
+  if (message) return std::move(*message);
+  // Most messages come at once: look once more before the others are told of a wait.
+  const auto now = Clock::now();
+  channel_.wait_for_news(seen, now, now);
+  message = channel_.take(from, tag);
+  if (message) return std::move(*message);
   const Wait wait{false, from, tag, purpose, true};
   wait_until(
       wait, timeout,
