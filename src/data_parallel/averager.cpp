@@ -4,7 +4,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <mutex>
 
@@ -70,13 +69,11 @@ class Averager::Implementation {
 
   void start(std::size_t stage) {
     if (beside_.is_idle()) records_.clear();
-    beside_.start([this, stage] {
+    const std::string whose =
+        stage < stages_.size() ? "stage " + std::to_string(stages_[stage].index().value) : "tied parameters";
+    beside_.start("while the gradients of " + whose + " were averaged over the replicas", [this, stage] {
       Record record{stage, seconds_now(), 0, 0, 0};
-      try {
-        average(stage, record);
-      } catch (...) {
-        std::rethrow_exception(explained(stage));
-      }
+      average(stage, record);
       record.end = seconds_now();
       const std::lock_guard lock(mutex_);
       records_.push_back(record);
@@ -103,26 +100,6 @@ class Averager::Implementation {
 
  private:
   // --- in the thread ---
-
-  /// The current exception, with the stage added to its text.
-  [[nodiscard]] std::exception_ptr explained(std::size_t stage) const {
-    const std::string whose =
-        stage < stages_.size() ? "stage " + std::to_string(stages_[stage].index().value) : "tied parameters";
-    const std::string where = " (while the gradients of " + whose + " were averaged over the replicas)";
-    try {
-      throw;
-    } catch (const AbortedError& error) {
-      return std::make_exception_ptr(AbortedError(error.what() + where, error.peer()));
-    } catch (const TimeoutError& error) {
-      return std::make_exception_ptr(TimeoutError(error.what() + where, error.peer()));
-    } catch (const c10::Error& error) {
-      return std::make_exception_ptr(InvalidArgument(error.what_without_backtrace() + where));
-    } catch (const std::exception& error) {
-      return std::make_exception_ptr(InvalidArgument(error.what() + where));
-    } catch (...) {
-      return std::make_exception_ptr(Error(kUnknownException + where));
-    }
-  }
 
   void average(std::size_t stage, Record& record) {
     const auto during = peers_->during(purposes_[stage]);

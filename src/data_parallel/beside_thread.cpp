@@ -7,9 +7,30 @@
 
 #include <utility>
 
+#include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
+namespace {
+
+/// The current exception, with more text.
+std::exception_ptr explained(const std::string& where) {
+  try {
+    throw;
+  } catch (const AbortedError& error) {
+    return std::make_exception_ptr(AbortedError(error.what() + where, error.peer()));
+  } catch (const TimeoutError& error) {
+    return std::make_exception_ptr(TimeoutError(error.what() + where, error.peer()));
+  } catch (const c10::Error& error) {
+    return std::make_exception_ptr(InvalidArgument(error.what_without_backtrace() + where));
+  } catch (const std::exception& error) {
+    return std::make_exception_ptr(InvalidArgument(error.what() + where));
+  } catch (...) {
+    return std::make_exception_ptr(Error(kUnknownException + where));
+  }
+}
+
+}  // namespace
 
 BesideThread::BesideThread(Group& peers, at::Device device) : peers_(peers), device_(device) {
   if (!device_.is_cpu()) stream_ = new_stream(device_);
@@ -25,8 +46,8 @@ BesideThread::~BesideThread() {
   thread_.join();
 }
 
-BesideThread::Ticket BesideThread::start(std::function<void()> run) {
-  Task task{std::move(run), {}};
+BesideThread::Ticket BesideThread::start(std::string where, std::function<void()> run) {
+  Task task{std::move(where), std::move(run), {}};
   if (stream_) task.before.emplace_back(device_.type()).record(current_stream(device_));
   is_used_ = true;
   {
@@ -88,7 +109,7 @@ void BesideThread::work() {
       for (const c10::Event& event : task.before) event.block(*stream_);
       if (!in_vain) task.run();
     } catch (...) {
-      failure = std::current_exception();
+      failure = explained(" (" + task.where + ")");
     }
     task = {};  // releases tensors before the task counts as done
     lock.lock();

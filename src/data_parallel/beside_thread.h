@@ -10,6 +10,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -28,8 +29,9 @@ class BesideThread {
   BesideThread& operator=(const BesideThread&) = delete;
 
   using Ticket = std::uint64_t;
-  /// The task runs after all that has been issued to the current stream. It must not throw what is not an exception.
-  Ticket start(std::function<void()> task);
+  /// The task runs after all that has been issued to the current stream. Errors say that it happened `where`: "while
+  /// the parameters of stage 3 were gathered".
+  Ticket start(std::string where, std::function<void()> task);
   /// Waits until the task is done; then the current stream may use its results. Throws the error of any task so far.
   void wait(Ticket ticket);
   /// Waits until all tasks are done or skipped. Returns the error, if any, and forgets it.
@@ -43,6 +45,7 @@ class BesideThread {
 
  private:
   struct Task {
+    std::string where;
     std::function<void()> run;
     std::vector<c10::Event> before;  // on a device with streams
   };

@@ -109,7 +109,6 @@ class Sharder::Implementation {
       gathering_texts_.push_back("the parameters" + text);
       reducing_texts_.push_back("the average of the gradients" + text);
     }
-    gathering_texts_.emplace_back("tied parameters");
     reducing_texts_.emplace_back("the average of the gradients of tied parameters");
   }
 
@@ -212,6 +211,7 @@ class Sharder::Implementation {
 
   void begin_step(bool masters_may_have_changed) {
     records_.clear();
+    release();
     std::vector<std::uint32_t> versions;
     for (const auto& [name, master] : masters_) versions.push_back(master._version());
     if (masters_may_have_changed || versions != versions_) expire();
@@ -236,7 +236,8 @@ class Sharder::Implementation {
       if (++flat.users > 1 || !flat.is_stale) return;
       if (!flat.has_memory) provide(flat);
       flat.is_stale = false;
-      flat.gathering = beside_.start([this, &flat, stage] { gather(flat, stage); });
+      flat.gathering = beside_.start("while " + gathering_texts_[stage] + " were gathered from the replicas",
+                                     [this, &flat, stage] { gather(flat, stage); });
     });
   }
 
@@ -283,7 +284,8 @@ class Sharder::Implementation {
   /// Tied parameters are not reduced with a stage.
   void reduce(std::size_t stage) {
     const bool of_tied = stage == stages_.size();
-    beside_.start([this, stage, of_tied] {
+    const std::string whose = of_tied ? "tied parameters" : "stage " + std::to_string(stages_[stage].index().value);
+    beside_.start("while the gradients of " + whose + " were averaged over the replicas", [this, stage, of_tied] {
       Averager::Record record{stage, seconds_now(), 0, 0, 0};
       const auto during = peers_->during(reducing_texts_[stage]);
       for (Flat& flat : flats_) {

@@ -237,7 +237,7 @@ class Pipeline::Implementation {
     }
     active_ = &programs_[0].emplace(program_of(std::move(starting), options_.passes));
     wiring_.emplace(schedule().stages(), options_.edges);
-    trains_ = trains(schedule());
+    trains_ = schedule().trains();
     splitter_.emplace(options_, schedule().microbatches, has_first(), has_last());
   }
 
@@ -387,6 +387,17 @@ std::vector<at::Tensor> Pipeline::parameters() const {
 }
 
 NamedTensors Pipeline::named_parameters() const { return implementation_->parameters_->parameters(); }
+void Pipeline::refresh_modules() {
+  ParameterStore& parameters = *implementation_->parameters_;
+  together(
+      implementation_->world_,
+      [&] {
+        parameters.begin_step({.training = false});
+        for (std::size_t stage = 0; stage < stages().size(); ++stage) parameters.require(stage);
+      },
+      [&] { parameters.cancel(); });
+}
+
 void Pipeline::set_attached() { implementation_->parameters_->set_attached(); }
 const Sharder* Pipeline::sharder() const { return implementation_->parameters_->sharder(); }
 

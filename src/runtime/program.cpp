@@ -66,15 +66,6 @@ void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, Ra
 
 // --- lower ---
 
-bool trains(const Schedule& schedule) {
-  for (const Row& row : schedule.rows) {
-    for (const Action& action : row) {
-      if (gives_input_gradient(action.kind()) || action.is_overlap()) return true;
-    }
-  }
-  return false;
-}
-
 Schedule forwards_of(const Schedule& schedule) {
   Schedule forwards{schedule.name, schedule.placement, schedule.microbatches, {}};
   for (const Row& row : schedule.rows) {

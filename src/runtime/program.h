@@ -21,9 +21,6 @@ Schedule resolve(const PipelineOptions& options, const std::vector<std::vector<S
 /// Throws InvalidArgument unless the rank has the stages that the schedule puts there.
 void check_stages(const std::vector<Stage>& stages, const Schedule& schedule, RankId rank);
 
-/// Whether there is any backward.
-bool trains(const Schedule& schedule);
-
 /// The forwards of a schedule and nothing else, compute-only; used for evaluation.
 Schedule forwards_of(const Schedule& schedule);
 

@@ -84,6 +84,20 @@ bool Schedule::communicates() const {
   });
 }
 
+bool trains(const Row& row) {
+  return std::any_of(row.begin(), row.end(), [](const Action& action) {
+    bool is_backward = false;
+    for_each_part(action, [&](const Action& part) {
+      is_backward |= gives_input_gradient(part.kind()) || gives_weight_gradient(part.kind());
+    });
+    return is_backward;
+  });
+}
+
+bool Schedule::trains() const {
+  return std::any_of(rows.begin(), rows.end(), [](const Row& row) { return stagecraft::trains(row); });
+}
+
 std::int64_t Schedule::actions() const {
   std::int64_t count = 0;
   for (const Row& row : rows) {

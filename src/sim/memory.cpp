@@ -19,12 +19,6 @@ struct Effect {
   void add(double amount) { (amount > 0 ? grow : shrink) += amount; }
 };
 
-bool trains(const Row& row) {
-  return std::any_of(row.begin(), row.end(), [](const Action& a) {
-    return gives_weight_gradient(a.first().kind()) || gives_weight_gradient(a.second().kind());
-  });
-}
-
 Effect effect_of(const Action& action, const Costs& costs, bool training) {
   Effect effect;
   for_each_part(action, [&](const Action& part) {

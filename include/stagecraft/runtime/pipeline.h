@@ -120,6 +120,10 @@ class Pipeline {
   /// is not known to work element by element, which a part of the parameters needs; `is_element_wise` vouches for an
   /// optimizer of your own.
   void attach(const torch::optim::Optimizer& optimizer, bool is_element_wise = false);
+  /// With PipelineOptions::shard: gives the modules' own parameters the values that `parameters` have now, whole, until
+  /// the next step. Otherwise they may be those before the last update of the optimizer, or have no data at all. Called
+  /// by all ranks.
+  void refresh_modules();
   /// How parameters are sharded; null if they are not.
   [[nodiscard]] const Sharder* sharder() const;
   [[nodiscard]] const std::vector<Stage>& stages() const;

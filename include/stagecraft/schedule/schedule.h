@@ -12,6 +12,9 @@ namespace stagecraft {
 /// One rank's actions in order, including idle slots, which align the ranks when a schedule is drawn.
 using Row = std::vector<Action>;
 
+/// Whether there is any backward.
+bool trains(const Row& row);
+
 /// Limits on the ranks and slots of a schedule file or request; slots include idle ones (2 GiB of actions). Larger
 /// input is refused before memory is allocated for it.
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 20;
@@ -35,6 +38,8 @@ struct Schedule {
   [[nodiscard]] int stages() const { return placement.stages(); }
   /// Whether any action is not a compute action.
   [[nodiscard]] bool is_lowered() const;
+  /// Whether there is any backward.
+  [[nodiscard]] bool trains() const;
   /// Whether there is any SEND or RECV.
   [[nodiscard]] bool communicates() const;
   /// Number of actions that are not idle; an overlap counts once.

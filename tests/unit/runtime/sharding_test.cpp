@@ -140,6 +140,30 @@ TEST(Sharding, OfParametersHoldsOnlyTheStagesInUse) {
   });
 }
 
+TEST(Sharding, GivesModulesTheirWeightsWhenAskedTo) {
+  for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients, Shard::kParameters}) {
+    run_ranks(with_replicas(2, 2), [&](World& world) {
+      Pipeline pipeline(world, sharded_layers(4), {.microbatches = 2, .loss = mean_square, .shard = shard});
+      torch::optim::SGD optimizer(pipeline.parameters(), 0.1);
+      pipeline.attach(optimizer);
+      const Tensor x = world.share_of(numbers({8, 5}, 0));
+      for (int step = 0; step < 3; ++step) {
+        pipeline.step({x}, {.target = x.sin()});
+        optimizer.step();
+        optimizer.zero_grad();
+        pipeline.refresh_modules();
+        const NamedTensors masters = pipeline.named_parameters();
+        std::size_t i = 0;
+        for (const auto& [name, parameter] : pipeline.stages().front().parameters()) {
+          const Tensor& master = masters[i++].second;
+          const Tensor whole = pipeline.sharder() ? pipeline.sharder()->whole_of(master, master) : master;
+          EXPECT_TRUE(at::equal(parameter, whole)) << name << " in step " << step;
+        }
+      }
+    });
+  }
+}
+
 TEST(Sharding, IsRefusedWithoutReplicas) {
   run_ranks(with_replicas(1, 1), [&](World& world) {
     EXPECT_THAT(message_of([&] {
