@@ -21,12 +21,12 @@ void make_stages_equal(Group& peers, const std::vector<Stage>& stages) {
 }
 
 void ReplicaBuffers::spread(std::size_t stage) {
-  constexpr std::size_t kAtOnce = 256;  // the most that one message can describe
+  constexpr std::size_t kBuffersAtOnce = 256;  // the most that one message can describe
   const NamedTensors& buffers = stages_[stage].buffers();
   std::vector<at::Tensor>& sent = sent_[stage];
   sent.resize(buffers.size());
-  for (std::size_t begin = 0; begin < buffers.size(); begin += kAtOnce) {
-    const std::size_t end = std::min(begin + kAtOnce, buffers.size());
+  for (std::size_t begin = 0; begin < buffers.size(); begin += kBuffersAtOnce) {
+    const std::size_t end = std::min(begin + kBuffersAtOnce, buffers.size());
     Message changed;
     for (std::size_t i = begin; i < end && peers_.place() == 0; ++i) {
       const at::Tensor& buffer = buffers[i].second;

@@ -211,7 +211,8 @@ TEST(Sharding, KeepsTheNormOfTheGradients) {
     for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients, Shard::kParameters}) {
       std::mutex mutex;
       run_ranks(with_replicas(ranks, count), [&](World& world) {
-        Pipeline pipeline(world, sharded_layers(2 * ranks), {.microbatches = 2, .loss = mean_square, .shard = shard});
+        Pipeline pipeline(world, sharded_layers(2 * world.size()),
+                          {.microbatches = 2, .loss = mean_square, .shard = shard});
         pipeline.attach(torch::optim::SGD(pipeline.parameters(), 0.1));
         const Tensor x = world.share_of(numbers({9, 5}, 0));
         pipeline.step({x}, {.target = x.sin()});
