@@ -6,7 +6,6 @@
 
 #include "calling.h"
 #include "interpreter.h"
-#include "stagecraft/core/error.h"
 
 namespace stagecraft {
 namespace {
@@ -97,6 +96,12 @@ class Layer {
   std::shared_ptr<Interpreter> interpreter_;
 };
 
+/// One layer: for a stage whose layers exchange a number, such as a size of the batch, that the stage itself finds in
+/// another way.
+std::vector<StageLayer> whole_stage(const ExportedStage& stage) {
+  return {{"", Layer(stage, stage.graph, stage.graph.receives, stage.graph.sends, true, true)}};
+}
+
 }  // namespace
 
 std::vector<StageLayer> layers_of(const ExportedStage& stage) {
@@ -121,16 +126,14 @@ std::vector<StageLayer> layers_of(const ExportedStage& stage) {
     }
     const bool is_last = i + 1 == end;
     std::set<ValueId> there(alive.begin(), alive.end());
-    const auto require = [&](const std::vector<ValueId>& values) {
-      const bool has_all =
-          std::all_of(values.begin(), values.end(), [&](ValueId value) { return there.contains(value); });
-      if (!has_all) throw InternalError("a layer of an exported program needs a value that no layer before it gives");
+    const auto has_all = [&](const std::vector<ValueId>& values) {
+      return std::all_of(values.begin(), values.end(), [&](ValueId value) { return there.contains(value); });
     };
-    require(own.receives);
+    if (!has_all(own.receives)) return whole_stage(stage);
     there.insert(own.sends.begin(), own.sends.end());
     std::vector<ValueId> after;
     if (is_last) {
-      require(stage.graph.sends);
+      if (!has_all(stage.graph.sends)) return whole_stage(stage);
       after = stage.graph.sends;
     } else {
       std::set_intersection(there.begin(), there.end(), needed.begin(), needed.end(), std::back_inserter(after));

@@ -21,7 +21,7 @@ struct ExportedStage {
 
 /// A layer is what the program computes in one of a numbered row of modules, such as "blocks.3"; what comes before the
 /// first of a stage, and after the last, are layers with an empty name. A layer that cannot be separated from the one
-/// before it is part of it.
+/// before it is part of it; a stage that cannot be separated at all is one layer.
 std::vector<StageLayer> layers_of(const ExportedStage& stage);
 
 }  // namespace stagecraft
