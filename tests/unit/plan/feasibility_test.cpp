@@ -31,7 +31,7 @@ PlanRequest full_request(int ranks, int stages_per_rank, double limit) {
                                      .gradient_memory = 4,
                                      .optimizer_memory = 8}};
   request.memory_limit = limit;
-  request.effort = 0.002;
+  request.effort = 0.0005;
   request.threads = 1;
   return request;
 }
@@ -89,8 +89,10 @@ TEST(Feasibility, BytesAreShownWithUnits) {
 TEST(Feasibility, PlansKeepTheLimitWhateverIsHeld) {
   for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients, Shard::kParameters}) {
     for (const bool recompute : {false, true}) {
-      for (const int stages_per_rank : {1, 2, 5}) {
-        PlanRequest request = full_request(3, stages_per_rank, 0);
+      for (const int stages_per_rank : {1, 5}) {
+        PlanRequest request = full_request(2, stages_per_rank, 0);
+        request.microbatches = 5;
+        request.effort = 1e-4;
         StageCosts& stage = request.costs.stages[0];
         stage.input_memory = 0.25;
         stage.master_memory = 6;
@@ -99,7 +101,7 @@ TEST(Feasibility, PlansKeepTheLimitWhateverIsHeld) {
         request.costs = with_recompute(with_replicas(request.costs, 2, shard), recompute);
         request.costs.replica_link.bandwidth = 3;
         const double least = smallest_memory_limit(request.costs, Placement::loop(request.ranks, stages_per_rank));
-        for (const double more : {0.0, 1.0, 2.5}) {
+        for (const double more : {0.0, 2.5}) {
           request.memory_limit = least + more;
           const PlanResult result = plan(request);
           const std::string what = std::string(shard_name(shard)) + (recompute ? ", recompute, " : ", ") +
@@ -127,13 +129,13 @@ TEST(Feasibility, RoomForActivationsIsWhatParametersLeave) {
   EXPECT_LE(with.simulation.peak_memory(), 20 + 1e-6);
 }
 
-TEST(Feasibility, AnExactSolutionProvesNothingOfWhatItDoesNotModel) {
-  PlanRequest request = full_request(2, 1, 0);
-  request.microbatches = 3;
+TEST(Feasibility, TheBoundCountsNoForwardTwice) {
+  PlanRequest request = full_request(1, 1, 0);
   request.costs.stages[0].input_memory = 0.5;
   request.costs = with_recompute(request.costs, true);
   const PlanResult result = plan(request);
-  EXPECT_GE(result.simulation.span, result.lower_bound_span * (1 - 1e-9));
+  EXPECT_DOUBLE_EQ(result.simulation.span, 8 * (2 + 3.7)) << "every F is followed by its B";
+  EXPECT_TRUE(result.proven);
 }
 
 }  // namespace
