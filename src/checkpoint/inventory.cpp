@@ -20,11 +20,11 @@ void add_once(NamedTensors& all, const std::string& name, const at::Tensor& tens
 
 NamedTensors weights_of(const Pipeline& pipeline) {
   NamedTensors all;
-  const bool is_sharded = pipeline.sharder() != nullptr;
-  if (is_sharded) all = pipeline.named_parameters();
+  const bool has_masters = pipeline.masters() != nullptr;
+  if (has_masters) all = pipeline.named_parameters();
   for (const Stage& stage : pipeline.stages()) {
     const std::vector<std::string>& left_out = stage.options().not_saved;
-    if (!is_sharded) {
+    if (!has_masters) {
       for (const auto& [name, tensor] : stage.parameters()) add_once(all, name, tensor);
     }
     for (const auto& [name, tensor] : stage.buffers()) {

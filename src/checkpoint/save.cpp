@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iomanip>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -11,7 +12,7 @@
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/data_parallel/sharder.h"
+#include "stagecraft/data_parallel/masters.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
 
@@ -98,7 +99,7 @@ class Save {
       }
       words.insert(
           words.end(),
-          {name, dtype, shape_words(master.defined() ? pipeline_.sharder()->sizes_of(master) : tensor.sizes())});
+          {name, dtype, shape_words(master.defined() ? pipeline_.masters()->sizes_of(master) : tensor.sizes())});
     }
     const Faults of_all = merged(gather(world_, faults));
     if (!of_all.empty()) return of_all;
@@ -184,6 +185,10 @@ class Save {
     all[kStep] = std::to_string(options_.step);
     all[kPipelineSteps] = number(pipeline_.steps());
     if (!kind_name_.empty()) all[kOptimizer] = kind_name_;
+    const LossScalingState scaling = pipeline_.loss_scaling();
+    std::ostringstream text;
+    text << std::setprecision(17) << scaling.scale << ' ' << scaling.updates;
+    if (scaling.scale != 1) all[kLossScaling] = text.str();
     return all;
   }
 
@@ -236,11 +241,11 @@ class Save {
     at::Tensor master;  // of which sharded parameter it is a part; undefined: it is whole
   };
   [[nodiscard]] bool is_sharded(const at::Tensor& tensor) const {
-    return pipeline_.sharder() != nullptr && pipeline_.sharder()->has(tensor);
+    return pipeline_.masters() != nullptr && pipeline_.masters()->has(tensor);
   }
   /// Called by all replicas.
   [[nodiscard]] at::Tensor whole(const Item& item) const {
-    return item.master.defined() ? pipeline_.sharder()->whole_of(item.master, item.tensor) : item.tensor;
+    return item.master.defined() ? pipeline_.masters()->whole_of(item.master, item.tensor) : item.tensor;
   }
 
   World& world_;

@@ -82,12 +82,12 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   outputs_ = StepOutputs();
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
-  const at::AutoGradMode mode(inputs.training);
+  const at::AutoGradMode mode(inputs.training());
   parameters_.begin_step(inputs.update);
   run_instructions();
   parameters_.end_step(program.never_reduced);
-  if (inputs.training && record_) {
-    for (const Averager::Record& done : parameters_.records()) {
+  if (inputs.training() && record_) {
+    for (const ReductionRecord& done : parameters_.records()) {
       const Action action = Action::of_stage(ActionKind::kReduceGrad, places_[done.stage].stage);
       timeline_.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
     }
@@ -188,10 +188,12 @@ void Executor::perform(const Instruction& instruction) {
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
       parameters_.require(instruction.stage);
-      return backward(instruction);
+      backward(instruction);
+      return parameters_.collect_gradients(instruction.stage);
     case ActionKind::kBackwardWeight:
       parameters_.require(instruction.stage);
-      return weight_part(instruction);
+      weight_part(instruction);
+      return parameters_.collect_gradients(instruction.stage);
     case ActionKind::kSendForward:
     case ActionKind::kSendBackward:
       return send(instruction);

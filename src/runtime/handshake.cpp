@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "compute_types.h"
 #include "stagecraft/core/identity.h"
 
 // A statement has lines of "topic<tab>value". "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
@@ -53,6 +54,8 @@ std::string text_of(const std::vector<TensorSpec>& specs) {
 }
 
 constexpr const char* kAuxiliaryLoss = "auxiliary_loss";
+constexpr const char* kLossTopic = "loss of stage ";
+constexpr const char* kGiven = "given";
 
 using Topics = std::map<std::string, std::string>;
 
@@ -134,12 +137,16 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   constexpr std::array kShards = {"none", "optimizer", "gradients", "parameters"};
   text << "shard\t" << kShards.at(static_cast<std::size_t>(options.shard)) << '\n';
   text << "accumulate\t" << options.accumulate << '\n';
+  text << "precision\t" << text_of(options.precision) << '\n';
   for (const Stage& stage : stages) {
     const StageOptions& own = stage.options();
     text << "parameters of stage " << stage.index().value << '\t' << summary_of(stage) << '\n';
     text << "options of stage " << stage.index().value << '\t' << (own.full_backward ? "full_backward " : "")
          << (own.copy_inputs ? "copy_inputs " : "") << (own.deferred_weights ? "deferred_weights " : "")
          << (own.auxiliary_loss ? kAuxiliaryLoss : "") << '\n';
+    if (stage.index().value + 1 == schedule.stages()) {
+      text << kLossTopic << stage.index().value << '\t' << (options.loss ? kGiven : "none") << '\n';
+    }
     if (!own.origin.empty()) text << "model\t" << own.origin << '\n';
     for (const auto& [name, parameter] : stage.parameters()) {
       const bool is_tied = std::any_of(options.ties.begin(), options.ties.end(),
@@ -195,13 +202,15 @@ std::string disagreement(const std::vector<std::string>& statements) {
   return "the ranks were given different pipelines: " + text + ": every rank must make it from the same options";
 }
 
-bool any_auxiliary_loss(const std::vector<std::string>& statements) {
-  return std::any_of(statements.begin(), statements.end(), [](const std::string& statement) {
-    const Topics topics = parse(statement);
-    return std::any_of(topics.begin(), topics.end(), [](const auto& topic) {
-      return topic.first.starts_with("options of stage ") && topic.second.ends_with(kAuxiliaryLoss);
-    });
-  });
+KnownLosses known_losses(const std::vector<std::string>& statements) {
+  KnownLosses known;
+  for (const std::string& statement : statements) {
+    for (const auto& [topic, value] : parse(statement)) {
+      known.any_auxiliary |= topic.starts_with("options of stage ") && value.ends_with(kAuxiliaryLoss);
+      known.has_loss |= topic.starts_with(kLossTopic) && value == kGiven;
+    }
+  }
+  return known;
 }
 
 }  // namespace stagecraft
