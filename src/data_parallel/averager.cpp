@@ -73,7 +73,7 @@ class Averager::Implementation {
     const std::string whose =
         stage < stages_.size() ? "stage " + std::to_string(stages_[stage].index().value) : "tied parameters";
     beside_.start("while the gradients of " + whose + " were averaged over the replicas", [this, stage] {
-      ReductionRecord record{stage, seconds_now(), 0, 0, 0};
+      BesideRecord record{BesideRecord::Kind::kReduction, stage, seconds_now(), 0, 0, 0};
       average(stage, record);
       record.end = seconds_now();
       const std::lock_guard lock(mutex_);
@@ -89,7 +89,7 @@ class Averager::Implementation {
   }
 
   void average_tied() {
-    const std::vector<ReductionRecord> of_stages = std::move(records_);
+    const std::vector<BesideRecord> of_stages = std::move(records_);
     start(stages_.size());
     finish();
     records_ = of_stages;
@@ -101,12 +101,12 @@ class Averager::Implementation {
 
   void cancel() { beside_.rest(); }
 
-  std::vector<ReductionRecord> records_;  // guarded by mutex_ while tasks are in flight
+  std::vector<BesideRecord> records_;  // guarded by mutex_ while tasks are in flight
 
  private:
   // --- in the thread ---
 
-  void average(std::size_t stage, ReductionRecord& record) {
+  void average(std::size_t stage, BesideRecord& record) {
     const auto during = peers_->during(purposes_[stage]);
     const std::vector<at::Tensor> gradients = gradients_of(stage);
     record.start = seconds_now();  // all replicas have started it
@@ -167,6 +167,6 @@ void Averager::finish() { implementation_->finish(); }
 void Averager::average_tied() { implementation_->average_tied(); }
 void Averager::spread_buffers() { implementation_->spread_buffers(); }
 void Averager::cancel() { implementation_->cancel(); }
-const std::vector<ReductionRecord>& Averager::records() const { return implementation_->records_; }
+const std::vector<BesideRecord>& Averager::records() const { return implementation_->records_; }
 
 }  // namespace stagecraft

@@ -85,6 +85,8 @@ class Flat {
   int users = 0;                 // stages that have unsharded it
   bool is_stale = false;
   BesideThread::Ticket gathering = 0;  // 0: nothing to wait for
+  double gather_start = 0;             // in seconds of the steady clock
+  double gather_end = 0;
 
  private:
   Kind kind_;

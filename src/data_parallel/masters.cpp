@@ -134,9 +134,11 @@ class Masters::Implementation {
     });
   }
 
-  void require(std::size_t stage) {
+  double require(std::size_t stage) {
     if (!is_used_[stage]) unshard(stage);
-    for_each_flat(stage, [&](Flat& flat) { wait_for(flat); });
+    double waited = 0;
+    for_each_flat(stage, [&](Flat& flat) { waited += wait_for(flat, stage); });
+    return waited;
   }
 
   void reshard(std::size_t stage) {
@@ -144,7 +146,7 @@ class Masters::Implementation {
     is_used_[stage] = false;
     for_each_flat(stage, [&](Flat& flat) {
       if (--flat.users > 0 || !frees()) return;
-      wait_for(flat);  // it was not needed after all
+      wait_for(flat, stage);  // it was not needed after all
       flat.free();
     });
   }
@@ -165,7 +167,7 @@ class Masters::Implementation {
     const std::string whose = of_tied ? "tied parameters" : "stage " + std::to_string(stages_[stage].index().value);
     beside_.start("while the gradients of " + whose + " were averaged over the replicas", [this, stage, of_tied] {
       const at::NoGradGuard no_grad;
-      ReductionRecord record{stage, seconds_now(), 0, 0, 0};
+      BesideRecord record{BesideRecord::Kind::kReduction, stage, seconds_now(), 0, 0, 0};
       const auto during = peers_->during(reducing_texts_[stage]);
       for (Flat& flat : flats_) {
         if (flat.kind().is_tied == of_tied && (of_tied || flat.reduced_with == stage)) reduce(flat, record);
@@ -252,14 +254,24 @@ class Masters::Implementation {
   }
 
   NamedTensors masters_;
-  std::vector<ReductionRecord> records_;  // guarded by mutex_ while tasks are in flight
+  std::vector<BesideRecord> records_;  // guarded by mutex_ while tasks are in flight
   [[nodiscard]] int parts() const { return parts_; }
 
  private:
   [[nodiscard]] bool frees() const { return options_.shard == Shard::kParameters; }
 
-  void wait_for(Flat& flat) {
-    if (flat.gathering != 0) beside_.wait(std::exchange(flat.gathering, 0));
+  /// Returns how many seconds it waited.
+  double wait_for(Flat& flat, std::size_t stage) {
+    if (flat.gathering == 0) return 0;
+    const double begin = seconds_now();
+    beside_.wait(std::exchange(flat.gathering, 0));
+    const double waited = seconds_now() - begin;
+    if (parts_ > 1) {
+      const std::lock_guard lock(mutex_);
+      records_.push_back({BesideRecord::Kind::kUnshard, stage, flat.gather_start, flat.gather_end, waited,
+                          static_cast<std::int64_t>(flat.whole().nbytes())});
+    }
+    return waited;
   }
 
   // --- in the thread ---
@@ -277,6 +289,7 @@ class Masters::Implementation {
       flat.whole().copy_(flat.shard());
       return;
     }
+    flat.gather_start = seconds_now();
     const auto during = peers_->during(gathering_texts_[stage]);
     const std::int64_t size = flat.shard().numel();
     const at::Tensor by_replica = flat.whole().view({parts_, size});
@@ -284,18 +297,18 @@ class Masters::Implementation {
       const at::Tensor own = flat.shard().narrow(0, begin, count).to(flat.whole().scalar_type());
       by_replica.narrow(1, begin, count).copy_(peers_->all_gather(own).view({parts_, count}));
     });
+    flat.gather_end = seconds_now();
   }
 
-  void reduce(Flat& flat, ReductionRecord& record) {
+  void reduce(Flat& flat, BesideRecord& record) {
     if (peers_->size() == 1) return take_gradients(flat);
     Presence present;
     for (Piece& piece : flat.pieces) present.add(piece.name, flat.gradient_of(piece));
     present.share(*peers_);
     record.start = seconds_now();  // all replicas have started it
     if (!present.any()) return;
-    const at::Tensor gradients = laid_side_by_side(flat);
-    record.bytes += static_cast<std::int64_t>(gradients.nbytes());
-    const at::Tensor own = reduced(flat, gradients);
+    const std::vector<at::Tensor> gradients = take_elements(flat);
+    const at::Tensor own = average(flat, gradients, record);
     for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
       if (present[i]) add_to_master(flat.pieces[i], flat.part_of(flat.pieces[i], own));
     }
@@ -309,35 +322,58 @@ class Masters::Implementation {
     }
   }
 
-  [[nodiscard]] at::Tensor laid_side_by_side(Flat& flat) const {
-    const at::ScalarType type =
-        flat.whole().is_floating_point() ? options_.reduce.value_or(flat.kind().master_type) : flat.kind().master_type;
-    at::Tensor gradients = at::zeros({flat.whole().numel()}, flat.whole().options().dtype(type));
+  /// The gradient of every piece as a vector, in the order that its elements have in the flat; undefined where there is
+  /// none.
+  [[nodiscard]] std::vector<at::Tensor> take_elements(Flat& flat) const {
+    std::vector<at::Tensor> all;
     for (Piece& piece : flat.pieces) {
       const at::Tensor gradient = std::exchange(flat.gradient_of(piece), {});
+      at::Tensor& elements = all.emplace_back();
       if (!gradient.defined()) continue;
-      shaped_like(gradients, piece.begin, piece.view).copy_(gradient);
       if (beside_.stream()) gradient.record_stream(*beside_.stream());
+      if (gradient.strides() == piece.view.strides() && gradient.is_non_overlapping_and_dense()) {
+        elements = gradient.as_strided({piece.size}, {1});
+      } else {
+        new_like(piece, gradient.options(), elements).copy_(gradient);
+      }
     }
-    return gradients;
+    return all;
   }
 
-  /// This replica's part of the average, in the masters' type.
-  [[nodiscard]] at::Tensor reduced(const Flat& flat, const at::Tensor& gradients) const {
+  /// This replica's part of the average, in the masters' type. Buckets are filled one by one, because a second copy of
+  /// all gradients would need as much memory as the parameters.
+  [[nodiscard]] at::Tensor average(const Flat& flat, const std::vector<at::Tensor>& gradients,
+                                   BesideRecord& record) const {
+    const at::ScalarType type =
+        at::isFloatingType(flat.kind().master_type) && options_.reduce ? *options_.reduce : flat.kind().master_type;
     const std::int64_t size = flat.shard().numel();
-    if (parts_ == 1) {
-      in_buckets(size, gradients.itemsize(), [&](std::int64_t begin, std::int64_t count) {
-        peers_->all_reduce(gradients.narrow(0, begin, count), Reduction::kMean);
-      });
-      return gradients.to(flat.kind().master_type);
-    }
     at::Tensor own = at::empty_like(flat.shard());
-    const at::Tensor by_replica = gradients.view({parts_, size});
-    in_buckets(size, gradients.itemsize(), [&](std::int64_t begin, std::int64_t count) {
-      const at::Tensor rows = by_replica.narrow(1, begin, count).contiguous();
-      own.narrow(0, begin, count).copy_(peers_->reduce_scatter(rows, Reduction::kMean).view({count}));
+    in_buckets(size, c10::elementSize(type), [&](std::int64_t begin, std::int64_t count) {
+      const at::Tensor rows = at::zeros({parts_, count}, own.options().dtype(type));
+      for (int part = 0; part < parts_; ++part) {
+        fill(rows[part], flat, flat.shard_begin(part) + begin, gradients);
+      }
+      record.bytes += static_cast<std::int64_t>(rows.nbytes());
+      if (parts_ == 1) {
+        peers_->all_reduce(rows, Reduction::kMean);
+        own.narrow(0, begin, count).copy_(rows[0]);
+      } else {
+        own.narrow(0, begin, count).copy_(peers_->reduce_scatter(rows, Reduction::kMean).view({count}));
+      }
     });
     return own;
+  }
+
+  /// Copies what lies in a range of the flat.
+  static void fill(const at::Tensor& range, const Flat& flat, std::int64_t begin,
+                   const std::vector<at::Tensor>& gradients) {
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const Piece& piece = flat.pieces[i];
+      const Piece::Part part = piece.within(begin, begin + range.numel());
+      if (part.size == 0 || !gradients[i].defined()) continue;
+      range.narrow(0, part.offset, part.size)
+          .copy_(gradients[i].narrow(0, begin + part.offset - piece.begin, part.size));
+    }
   }
 
   void add_to_master(const Piece& piece, const at::Tensor& gradient) {
@@ -374,7 +410,7 @@ const NamedTensors& Masters::tensors() const { return implementation_->masters_;
 bool Masters::are_parts() const { return implementation_->parts() > 1; }
 void Masters::begin_step(bool masters_may_have_changed) { implementation_->begin_step(masters_may_have_changed); }
 void Masters::unshard(std::size_t stage) { implementation_->unshard(stage); }
-void Masters::require(std::size_t stage) { implementation_->require(stage); }
+double Masters::require(std::size_t stage) { return implementation_->require(stage); }
 void Masters::reshard(std::size_t stage) { implementation_->reshard(stage); }
 void Masters::release() { implementation_->release(); }
 void Masters::collect(std::size_t stage) { implementation_->collect(stage); }
@@ -408,6 +444,6 @@ at::Tensor Masters::whole_of(const at::Tensor& master, const at::Tensor& part) c
 at::Tensor Masters::part_of(const at::Tensor& master, const at::Tensor& whole) const {
   return implementation_->part_of(master, whole);
 }
-const std::vector<ReductionRecord>& Masters::records() const { return implementation_->records_; }
+const std::vector<BesideRecord>& Masters::records() const { return implementation_->records_; }
 
 }  // namespace stagecraft

@@ -1,6 +1,7 @@
 #include "master_parameters.h"
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/name_pattern.h"
 
 namespace stagecraft {
 
@@ -13,7 +14,11 @@ MasterParameters::MasterParameters(World& world, const std::vector<Stage>& stage
                     .type = precision.parameters,
                     .reduce = precision.reduce,
                     .bucket_bytes = options.bucket_bytes};
-  if (precision.compute) how.compute = [type = precision.compute](const std::string&) { return type; };
+  if (precision.compute) {
+    how.compute = [precision](const std::string& name) {
+      return fits_any(precision.keep, name) ? std::nullopt : precision.compute;
+    };
+  }
   masters_.emplace(world.more_peers("the replicas' masters"), stages, completion_order, how, world.device(),
                    tied_ ? tied_->tensors() : std::vector<at::Tensor>());
 }

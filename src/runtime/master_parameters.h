@@ -26,12 +26,12 @@ class MasterParameters : public ParameterStore {
   void begin_step(const Step& step) override;
   void unshard(std::size_t stage) override { masters_->unshard(stage); }
   void reshard(std::size_t stage) override { masters_->reshard(stage); }
-  void require(std::size_t stage) override { masters_->require(stage); }
+  double require(std::size_t stage) override { return masters_->require(stage); }
   void collect_gradients(std::size_t stage) override { masters_->collect(stage); }
   void reduce_gradients(std::size_t stage) override;
   void end_step(const std::vector<std::size_t>& never_reduced) override;
   void cancel() override;
-  [[nodiscard]] const std::vector<ReductionRecord>& records() const override { return masters_->records(); }
+  [[nodiscard]] const std::vector<BesideRecord>& records() const override { return masters_->records(); }
 
  private:
   [[nodiscard]] bool reduces() const;

@@ -37,8 +37,8 @@ class ParameterStore {
   virtual void begin_step(const Step& step) = 0;
   virtual void unshard(std::size_t stage) = 0;
   virtual void reshard(std::size_t stage) = 0;
-  /// Called before every computation of the stage: returns when its parameters are there.
-  virtual void require(std::size_t stage) = 0;
+  /// Called before every computation of the stage: returns when its parameters are there, how many seconds it waited.
+  virtual double require(std::size_t stage) = 0;
   /// Called after every backward of the stage that may have made gradients of its parameters.
   virtual void collect_gradients(std::size_t stage) = 0;
   /// Called when the gradients of the stage are complete: starts reducing them, if the step is the last. Nobody else
@@ -49,8 +49,8 @@ class ParameterStore {
   /// Called after a failure: waits until no reduction is in flight, and forgets the step.
   virtual void cancel() = 0;
 
-  /// The reductions of the last step that ran beside the schedule.
-  [[nodiscard]] virtual const std::vector<ReductionRecord>& records() const = 0;
+  /// What ran beside the schedule in the last step.
+  [[nodiscard]] virtual const std::vector<BesideRecord>& records() const = 0;
 };
 
 }  // namespace stagecraft

@@ -10,8 +10,8 @@
 #include <map>
 #include <sstream>
 
+#include "check_options.h"
 #include "clipping.h"
-#include "compute_types.h"
 #include "executor.h"
 #include "handshake.h"
 #include "loss_policy.h"
@@ -20,6 +20,7 @@
 #include "program.h"
 #include "replicated_parameters.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/name_pattern.h"
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/stand_ins.h"
@@ -28,6 +29,8 @@
 namespace stagecraft {
 namespace {
 
+/// While a stage computes, the next one is gathered.
+constexpr std::string_view kGatheringLowering = "unshard_reshard=2,reduce_grad,send_recv";
 constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
 
 }  // namespace
@@ -92,7 +95,8 @@ class Pipeline::Implementation {
     if (!statements.empty()) {
       const KnownLosses known = known_losses(statements);
       verdict.header = {known.any_auxiliary ? '1' : '0', known.has_loss ? '1' : '0'};
-      verdict.header += disagreement(statements);
+      const std::string differences = disagreement(statements);
+      verdict.header += differences.empty() ? useless_patterns(statements) : differences;
     }
     verdict = world_.everyone().broadcast(std::move(verdict), 0);
     return {verdict.header.substr(2), {verdict.header[0] == '1', verdict.header[1] == '1'}};
@@ -178,46 +182,19 @@ class Pipeline::Implementation {
 
   void set_up(const std::vector<std::vector<StageId>>& stages_by_rank) {
     std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.index() < b.index(); });
-    if (stages_.empty()) {
-      throw InvalidArgument("rank " + std::to_string(world_.rank().value) +
-                            " has no stage: " + std::to_string(world_.size()) +
-                            " ranks need at least as many stages; start fewer ranks, or cut the model further");
+    check_options(options_, stages_, world_);
+    for (const Stage& stage : stages_) {
+      for (const auto& [name, parameter] : stage.parameters()) {
+        if (fits_any(options_.freeze, name)) parameter.set_requires_grad(false);
+      }
     }
-    if (options_.microbatches < 0) {
-      throw InvalidArgument("there must be at least 1 microbatch, got " + std::to_string(options_.microbatches));
-    }
-    if (options_.stages_per_rank != 0 && options_.stages_per_rank != static_cast<int>(stages_.size())) {
-      throw InvalidArgument("stages_per_rank is " + std::to_string(options_.stages_per_rank) + ", but rank " +
-                            std::to_string(world_.rank().value) + " has " + std::to_string(stages_.size()) +
-                            " stages: leave it out where stages are given");
-    }
-    const bool is_cut = stages_.front().options().first_layer >= 0;
-    if (options_.split.is_given() && !is_cut) {
-      throw InvalidArgument(
-          "split says how a Sequential is cut, but the stages of this pipeline are given, or from an exported program: "
-          "leave it out");
-    }
-    if (options_.bucket_bytes < 1) {
-      throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
-    }
-    if (options_.shard != Shard::kNone && world_.replicas() == 1) {
-      throw InvalidArgument(
-          "shard says what replicas share, but there is only one: start the world with replicas, or leave it out");
-    }
-    check_precision(options_.precision);
     if (options_.precision.is_half()) scaler_.emplace(options_.precision.scaling.value_or(LossScaling()));
-    if (options_.accumulate < 1) {
-      throw InvalidArgument("accumulate is at least 1, got " + std::to_string(options_.accumulate));
-    }
-    if (options_.loss_weight && options_.loss_scale == LossScale::kSum) {
-      throw InvalidArgument(
-          "loss_weight is about a mean, but loss_scale is kSum, which adds up all losses: give one of them");
-    }
     Schedule starting = resolve(options_, stages_by_rank, world_.rank());
     check_stages(stages_, starting, world_.rank());
     check_ties(stages_, options_.ties, starting.placement);
-    evaluation_ = program_of(forwards_of(starting),
-                             options_.shard == Shard::kParameters ? "unshard_reshard,send_recv" : "send_recv");
+    const bool gathers = options_.shard == Shard::kParameters;
+    if (gathers && options_.passes == kDefaultLowering) options_.passes = kGatheringLowering;
+    evaluation_ = program_of(forwards_of(starting), gathers ? "unshard_reshard=2,send_recv" : "send_recv");
     if (options_.schedule.is_auto()) {
       steering_ = make_steering(world_, options_.automatic, starting, options_.passes);
     }

@@ -65,8 +65,8 @@ void ReplicatedParameters::cancel() {
   aside_.reset();
 }
 
-const std::vector<ReductionRecord>& ReplicatedParameters::records() const {
-  static const std::vector<ReductionRecord> none;
+const std::vector<BesideRecord>& ReplicatedParameters::records() const {
+  static const std::vector<BesideRecord> none;
   return averager_ ? averager_->records() : none;
 }
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "stagecraft/data_parallel/reduction_record.h"
+#include "stagecraft/data_parallel/beside_record.h"
 #include "stagecraft/stage/stage.h"
 #include "stagecraft/transport/group.h"
 
@@ -46,7 +46,7 @@ class Averager {
   void cancel();
 
   /// The averages of the last step, in the order of `start`.
-  [[nodiscard]] const std::vector<ReductionRecord>& records() const;
+  [[nodiscard]] const std::vector<BesideRecord>& records() const;
 
  private:
   class Implementation;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "stagecraft/data_parallel/reduction_record.h"
+#include "stagecraft/data_parallel/beside_record.h"
 #include "stagecraft/data_parallel/shard.h"
 #include "stagecraft/stage/stage.h"
 #include "stagecraft/transport/group.h"
@@ -55,8 +55,9 @@ class Masters {
   void begin_step(bool masters_may_have_changed);
   /// Starts making the parameters of a stage.
   void unshard(std::size_t stage);
-  /// Waits until the parameters of a stage are there; makes them, if `unshard` was not called, until `release`.
-  void require(std::size_t stage);
+  /// Waits until the parameters of a stage are there; makes them, if `unshard` was not called, until `release`. Returns
+  /// how many seconds it waited.
+  double require(std::size_t stage);
   /// The stage is not needed until the next `unshard`: with kParameters its memory is freed.
   void reshard(std::size_t stage);
   /// Called at the end of a step: reshards all stages.
@@ -92,8 +93,8 @@ class Masters {
   /// This replica's part of a tensor like the whole parameter.
   [[nodiscard]] at::Tensor part_of(const at::Tensor& master, const at::Tensor& whole) const;
 
-  /// The reductions of the last step, in the order of `reduce`.
-  [[nodiscard]] const std::vector<ReductionRecord>& records() const;
+  /// What the thread did in the last step, if there are other replicas.
+  [[nodiscard]] const std::vector<BesideRecord>& records() const;
 
  private:
   class Implementation;

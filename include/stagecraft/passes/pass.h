@@ -44,7 +44,8 @@ struct Pass {
 /// All passes, in the order they are usually applied.
 std::span<const Pass> passes();
 
-/// Throws InvalidArgument that lists the known names.
+/// The pass of a list's entry: a name, or "unshard_reshard=2" with the number of active stages. Throws InvalidArgument
+/// that lists the known names, or for a number that the pass does not take.
 const Pass& find_pass(std::string_view name);
 
 /// The lowering that PyTorch does.

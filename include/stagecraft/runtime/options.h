@@ -138,13 +138,16 @@ struct PipelineOptions {
   bool broadcast_loss = false;
   /// Seed of the random numbers of every (step, stage, microbatch).
   std::uint64_t seed = 0;
-  /// The passes that lower a compute-only schedule.
+  /// The passes that lower a compute-only schedule. With Shard::kParameters, `unshard_reshard=n` decides how many
+  /// stages of a rank are whole at a time; by default two.
   std::string passes = std::string(kDefaultLowering);
   /// With replicas: small gradients are averaged together in buckets of up to this size, large ones in pieces of it.
   std::int64_t bucket_bytes = 16 << 20;
   /// With replicas: what they share among them instead of holding copies. The optimizer must be made from
   /// Pipeline::parameters, and work element by element (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS).
   Shard shard = Shard::kNone;
+  /// Parameters that are not trained, by patterns of their names ("embedding.*"): their requires_grad is set to false.
+  std::vector<std::string> freeze = {};
   /// In which floating-point types modules compute, and the optimizer updates.
   Precision precision = {};
   /// Steps whose gradients are added up for one update of the parameters; the last of them reduces over replicas and

@@ -334,6 +334,29 @@ TEST(Precision, TiesAreSummedInTheMastersType) {
   }
 }
 
+TEST(Precision, LeavesSomeParametersAsTheyAre) {
+  run_ranks(world_of(2, 1), [&](World& world) {
+    Pipeline pipeline(
+        world, float_layers(4),
+        {.schedule = "1F1B",
+         .microbatches = 1,
+         .loss = [](const Tensor& output, const Tensor& target) { return (output - target).pow(2).mean(); },
+         .precision = {.compute = at::kBFloat16, .keep = {"*.bias"}}});
+    for (const Stage& stage : pipeline.stages()) {
+      for (const auto& [name, parameter] : stage.parameters()) {
+        EXPECT_EQ(parameter.scalar_type(), name.ends_with("bias") ? at::kFloat : at::kBFloat16) << name;
+      }
+    }
+    EXPECT_THAT(message_of([&] {
+                  Pipeline other(world, float_layers(4),
+                                 {.microbatches = 1,
+                                  .loss = mean_square,
+                                  .precision = {.compute = at::kBFloat16, .keep = {"*.bias", "norm.*"}}});
+                }),
+                HasSubstr("precision.keep 'norm.*' fits no parameter"));
+  });
+}
+
 TEST(Precision, CheckpointsHoldTheMasters) {
   const std::string path = (std::filesystem::temp_directory_path() / "stagecraft-precision-test").string();
   Sayings sayings;

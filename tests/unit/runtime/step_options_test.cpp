@@ -1,4 +1,4 @@
-// Steps without a loss, and batches that are cut by hand.
+// Steps without a loss, batches that are cut by hand, and parameters that are not trained.
 
 #include "pipeline_testing.h"
 
@@ -64,6 +64,25 @@ TEST(StepWithoutLoss, RefusesATargetOnAllRanks) {
     EXPECT_NO_THROW(pipeline.step({x}));
   });
   for (const int rank : {0, 1}) EXPECT_THAT(sayings.of(rank), HasSubstr("there is a target, but no loss"));
+}
+
+TEST(Freeze, KeepsTheParametersThatFit) {
+  run_ranks(quick(2), [&](World& world) {
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    Pipeline pipeline(world, model, {.microbatches = 1, .loss = mean_square, .freeze = {"0.*", "*.bias"}});
+    torch::optim::AdamW optimizer(pipeline.parameters());
+    const Tensor x = numbers({6, 4}, 0).to(at::kFloat);
+    std::map<std::string, Tensor> before;
+    for (const auto& [name, parameter] : pipeline.named_parameters()) before[name] = parameter.detach().clone();
+    pipeline.step({x}, {.target = x});
+    optimizer.step();
+    for (const auto& [name, parameter] : pipeline.named_parameters()) {
+      EXPECT_EQ(at::equal(parameter, before[name]), name != "1.weight") << name;
+    }
+    EXPECT_THAT(
+        message_of([&] { Pipeline other(world, model, {.microbatches = 1, .loss = mean_square, .freeze = {"2.*"}}); }),
+        HasSubstr("freeze '2.*' fits no parameter of the model"));
+  });
 }
 
 /// Multiplies by a number that comes with every microbatch, beside one that is cut from the batch.
