@@ -116,6 +116,7 @@ bench: setup command  ## Ours beside the installed torch, ratios printed, writte
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
 	  .venv/bin/python bench/export_bench.py --ours build/bin/export_bench --json build/bench/export.json || failed=1; \
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
+	  .venv/bin/python bench/training_bench.py --sharding build/bin/sharding_bench --recompute build/bin/recompute_bench --json build/bench/training.json || failed=1; \
 	  .venv/bin/python bench/fidelity_bench.py --bench build/bin/fidelity_bench --json build/bench/fidelity.json || failed=1; \
 	  exit $$failed
 

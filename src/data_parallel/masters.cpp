@@ -276,10 +276,12 @@ class Masters::Implementation {
 
   // --- in the thread ---
 
-  /// Calls visit(begin, size) for ranges of `count` elements that are communicated at once.
+  /// Calls visit(begin, size) for ranges of a shard of `count` elements, of which the ranges of all replicas together
+  /// are a bucket.
   template <typename Visit>
   void in_buckets(std::int64_t count, std::size_t itemsize, const Visit& visit) const {
-    const std::int64_t most = std::max<std::int64_t>(1, options_.bucket_bytes / static_cast<std::int64_t>(itemsize));
+    const std::int64_t most =
+        std::max<std::int64_t>(1, options_.bucket_bytes / (parts_ * static_cast<std::int64_t>(itemsize)));
     for (std::int64_t begin = 0; begin < count; begin += most) visit(begin, std::min(most, count - begin));
   }
 
