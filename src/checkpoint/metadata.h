@@ -7,6 +7,7 @@ inline constexpr const char* kOwnPrefix = "stagecraft.";
 inline constexpr const char* kStep = "stagecraft.step";
 inline constexpr const char* kPipelineSteps = "stagecraft.pipeline_steps";
 inline constexpr const char* kOptimizer = "stagecraft.optimizer";
+inline constexpr const char* kLearningRate = "stagecraft.learning_rate";
 /// Python tools require this key, with the value "pt", to read the file as PyTorch tensors.
 inline constexpr const char* kFormat = "format";
 

@@ -163,7 +163,7 @@ std::string Coordinator::pending() const {
 
 // --- messages ---
 
-Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
+Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose, bool lasting) {
   const std::uint64_t seen = channel_.news();
   std::optional<Message> message = channel_.take(from, tag);
   if (message) return std::move(*message);
@@ -179,7 +179,7 @@ Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const
         message = channel_.take(from, tag);
         if (message) return true;
         std::unique_lock lock(mutex_);
-        throw_if_failed_locked();
+        if (!lasting) throw_if_failed_locked();
         const Failure* in_vain = roll_call_.reason_to_give_up(from);
         if (in_vain == nullptr) return false;
         const Failure reason = *in_vain;
