@@ -76,4 +76,8 @@ if(NOT STAGECRAFT_SANITIZE)  # these end processes without a word, count bytes a
   stagecraft_mpi_test(multiproc.long_run ${MPIEXEC_EXECUTABLE} 4 long_run)
   stagecraft_more(multiproc.long_run)
   stagecraft_fault_test(faults.mpi ${MPIEXEC_EXECUTABLE} fault_program)
+  stagecraft_mpi_program(resume_program faults/resume_program.cpp)
+  add_test(NAME faults.resume COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_resume.py)
+  set_tests_properties(faults.resume PROPERTIES PROCESSORS 2
+    ENVIRONMENT "RESUME_PROGRAM=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/resume_program;MPIEXEC=${MPIEXEC_EXECUTABLE};PYTHONDONTWRITEBYTECODE=1")
 endif()

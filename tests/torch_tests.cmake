@@ -34,7 +34,8 @@ set_property(TEST runtime_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-SlowR
 add_test(NAME runtime_test.measured COMMAND ${undisturbed} $<TARGET_FILE:runtime_test> --gtest_brief=1 --gtest_filter=SlowRank.*)
 set_tests_properties(runtime_test.measured PROPERTIES RUN_SERIAL ON)
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
-                      unit/checkpoint/interchange_test.cpp)
+                      unit/checkpoint/interchange_test.cpp unit/checkpoint/checkpoints_test.cpp
+                      unit/training/learning_rate_test.cpp unit/training/parameter_groups_test.cpp)
 execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
 if(no_safetensors)
   message(FATAL_ERROR "The tests exchange files with Python's safetensors, which ${STAGECRAFT_PYTHON} does not have: run `make setup`, or "

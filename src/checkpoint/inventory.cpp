@@ -1,5 +1,6 @@
 #include "inventory.h"
 
+#include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -73,6 +74,10 @@ bool has_strangers(const Pipeline& pipeline, const torch::optim::Optimizer& opti
     }
   }
   return false;
+}
+
+at::Tensor in_memory(const at::Tensor& tensor) {
+  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
 }
 
 std::vector<std::vector<std::string>> gather(World& world, const std::vector<std::string>& words) {

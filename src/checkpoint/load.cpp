@@ -15,6 +15,7 @@
 #include "stagecraft/data_parallel/masters.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
+#include "stagecraft/training/learning_rate.h"
 
 namespace stagecraft {
 namespace {
@@ -114,6 +115,7 @@ class Load {
         check_optimizer(find);
       }
     }
+    check_learning_rate();
     step_ = count(kStep);
     pipeline_steps_ = count(kPipelineSteps);
     read_loss_scaling();
@@ -170,6 +172,19 @@ class Load {
       }
       if (!has_state) state.entries.clear();
     }
+  }
+
+  void check_learning_rate() {
+    if (options_.other_learning_rate) return;
+    if (options_.optimizer == nullptr && options_.learning_rate == nullptr) return;  // it does not train
+    const auto found = reader_->metadata().find(kLearningRate);
+    const std::string saved = found == reader_->metadata().end() ? "" : found->second;
+    const std::string own = options_.learning_rate == nullptr ? "" : options_.learning_rate->text();
+    if (saved == own) return;
+    const auto text = [](const std::string& rate) { return rate.empty() ? "none" : in_quotes(rate); };
+    optimizer_faults_.push_back("its learning rate is " + text(saved) + ", but that of this run is " + text(own) +
+                                ": give LoadOptions::learning_rate the saved one, or set other_learning_rate to go on "
+                                "with that of this run");
   }
 
   void require_like(const std::string& name, const Entry* entry, at::ScalarType type, at::IntArrayRef shape) {
