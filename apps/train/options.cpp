@@ -155,9 +155,8 @@ void add_pipeline_options(CLI::App& parser, Options& options) {
                   "What replicas share instead of holding copies; each includes those before it");
   pipeline
       .add("--recompute", options.recompute,
-           "Drop the activations of whole stages, or of every N layers, and "
-           "compute them again")
-      ->type_name("none|stage|N")
+           "Drop the activations of whole stages, or of every so many layers (a number), and compute them again")
+      ->type_name("none|stage")
       ->check([](const std::string& text) {
         if (text == "none" || text == "stage" || whole_fault<std::int64_t>(text, 1).empty()) return std::string();
         return "'" + text + "' is neither none nor stage nor a number of layers";

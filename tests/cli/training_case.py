@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import pathlib
 import subprocess
+import tempfile
 
 import exported
 import torch
@@ -63,7 +65,14 @@ def export_plane():
     return exported.export(plane(), (torch.randn(4, 3),), {"shift": torch.randn(2)}, {"points": {0: rows}, "shift": None})
 
 
+MODELS = tempfile.TemporaryDirectory()  # exported once for all classes of a test program
+
+
 class TrainCase(exported.ExportCase, CommandCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.models = pathlib.Path(MODELS.name)
+
     def setUp(self):
         super().setUp()
         torch.manual_seed(2)

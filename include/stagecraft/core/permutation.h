@@ -21,7 +21,7 @@ class Permutation {
  public:
   /// `size` is at least 1.
   Permutation(std::uint64_t size, std::uint64_t key)
-      : size_(size), half_(std::max(1, (std::bit_width(size - 1) + 1) / 2)), mask_((std::uint64_t{1} << half_) - 1) {
+      : size_(size), half_(half_bits(size)), mask_((std::uint64_t{1} << half_) - 1) {
     Random random;
     random.seed(key);
     for (std::uint64_t& round : rounds_) round = random.next();
@@ -37,6 +37,11 @@ class Permutation {
 
  private:
   static constexpr std::size_t kRounds = 8;
+
+  static int half_bits(std::uint64_t size) {
+    const auto bits = static_cast<int>(std::bit_width(size - 1));
+    return std::max(1, (bits + 1) / 2);
+  }
 
   [[nodiscard]] std::uint64_t permuted(std::uint64_t number) const {
     std::uint64_t left = number >> half_;
