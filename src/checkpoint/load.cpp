@@ -246,7 +246,8 @@ class Load {
   }
 
   [[nodiscard]] bool is_sharded(const at::Tensor& parameter) const {
-    return parameter.defined() && pipeline_.masters() != nullptr && pipeline_.masters()->has(parameter);
+    return parameter.defined() && pipeline_.masters() != nullptr && pipeline_.masters()->are_parts() &&
+           pipeline_.masters()->has(parameter);
   }
   /// Of the whole tensor.
   [[nodiscard]] at::IntArrayRef sizes_of(const at::Tensor& parameter) const {
