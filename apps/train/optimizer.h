@@ -3,15 +3,17 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <vector>
 
 #include "options.h"
+#include "stagecraft/runtime/pipeline.h"
+#include "stagecraft/training/learning_rate.h"
 
 namespace stagecraft::train {
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<at::Tensor> parameters);
+/// Called by all ranks. Throws InvalidArgument for --no-decay.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(World& world, const Pipeline& pipeline, const Options& options);
 
-/// The learning rate of the next update.
-double learning_rate(const torch::optim::Optimizer& optimizer);
+/// The learning rate of every step. Throws InvalidArgument.
+LearningRate make_learning_rate(const Options& options);
 
 }  // namespace stagecraft::train

@@ -153,6 +153,15 @@ void add_pipeline_options(CLI::App& parser, Options& options) {
   pipeline.flag("--marked", options.marked, "Cut where the model says so");
   pipeline.choice("--shard", options.shard, {"none", "optimizer", "gradients", "parameters"},
                   "What replicas share instead of holding copies; each includes those before it");
+  pipeline.choice("--precision", options.precision,
+                  {"float32", "bfloat16", "float16", "autocast-bfloat16", "autocast-float16"},
+                  "What modules compute in; the optimizer updates float32, or the type of the model");
+  pipeline
+      .choice("--reduce-type", options.reduce_type, {"float32", "bfloat16", "float16"},
+              "In which replicas send gradients; otherwise that of the parameters")
+      ->default_str("");
+  pipeline.add("--freeze", options.freeze, "Parameters that are not trained: names, with * and ?")
+      ->type_name("PATTERN");
   pipeline
       .add("--recompute", options.recompute,
            "Drop the activations of whole stages, or of every so many layers (a number), and compute them again")
@@ -170,8 +179,15 @@ void add_pipeline_options(CLI::App& parser, Options& options) {
 void add_optimizer_options(CLI::App& parser, Options& options) {
   Section optimizer(parser, "Optimizer");
   optimizer.choice("--optimizer", options.optimizer, {"adamw", "adam", "sgd"}, "Which one");
-  optimizer.positive("--lr", options.rate, "Learning rate");
+  optimizer.positive("--lr", options.rate, "Learning rate, after the warm-up");
+  optimizer.choice("--lr-schedule", options.rate_schedule, {"constant", "linear", "cosine"},
+                   "How it falls to --lr-last after the warm-up");
+  optimizer.count("--warm-up", options.warm_up, "Steps in which it rises to --lr");
+  optimizer.count("--lr-steps", options.rate_steps, "Where it reaches --lr-last; otherwise --steps");
+  optimizer.number("--lr-last", options.last_rate, "Where it ends");
   optimizer.number("--weight-decay", options.weight_decay, "Otherwise the optimizer's usual");
+  optimizer.add("--no-decay", options.no_decay, "Parameters without weight decay: names, with * and ?")
+      ->type_name("PATTERN");
   optimizer.number("--momentum", options.momentum, "Of sgd");
   optimizer.number("--beta1", options.beta1, "Of adam and adamw", 1)->capture_default_str();
   optimizer.number("--beta2", options.beta2, "Of adam and adamw", 1)->capture_default_str();
@@ -184,10 +200,14 @@ void add_optimizer_options(CLI::App& parser, Options& options) {
 void add_file_options(CLI::App& parser, Options& options) {
   Section files(parser, "Files");
   files.file("--save", options.save, ".safetensors", "Weights, optimizer, step and position in the data, at the end");
+  files.add("--checkpoints", options.checkpoints, "The same in a folder, one file per save, written beside training")
+      ->type_name("FOLDER");
+  files.count("--keep", options.keep, "How many files of --checkpoints stay");
   files.count("--save-every", options.save_every, "And after so many steps");
-  files.flag("--resume", options.resume, "Go on from the file of --save, if there is one");
+  files.flag("--resume", options.resume, "Go on from --save, or from the last of --checkpoints, if there is one");
   files.flag("--new-data", options.new_data,
              "With --resume: begin with the first row of this data and --seed, whatever was trained on before");
+  files.flag("--new-lr", options.new_rate, "With --resume: go on with this run's learning rate, whatever was saved");
   files.file("--save-weights", options.save_weights, ".safetensors",
              "Weights alone, at the end, for load_state_dict in Python");
   files.file("--losses", options.losses, ".csv", "The loss of every step");
@@ -200,9 +220,26 @@ void add_file_options(CLI::App& parser, Options& options) {
 void check(const Options& options, const CLI::App& parser) {
   const auto given = [&](const char* flag) { return parser.get_option(flag)->count() > 0; };
   const auto refuse = [](const std::string& text) { throw CLI::ValidationError(text); };
-  if (options.resume && options.save.empty()) refuse("--resume goes on from the file of --save: give one");
+  const bool saves = !options.save.empty() || !options.checkpoints.empty();
+  if (options.resume && !saves) refuse("--resume goes on from --save or --checkpoints: give one of them");
   if (options.new_data && !options.resume) refuse("--new-data is about --resume: give that too");
-  if (options.save_every > 0 && options.save.empty()) refuse("--save-every needs the file of --save: give one");
+  if (options.new_rate && !options.resume) refuse("--new-lr is about --resume: give that too");
+  if (options.save_every > 0 && !saves) refuse("--save-every needs --save or --checkpoints: give one of them");
+  if (!options.save.empty() && !options.checkpoints.empty()) {
+    refuse("--save and --checkpoints both say where to save: give one of them");
+  }
+  if (given("--keep") && options.checkpoints.empty()) refuse("--keep is about --checkpoints: give that too");
+  for (const char* const flag : {"--lr-steps", "--lr-last"}) {
+    if (given(flag) && options.rate_schedule == "constant") {
+      refuse(std::string(flag) + " is where the learning rate ends, and it is constant: give --lr-schedule");
+    }
+  }
+  if (!options.no_decay.empty() && options.weight_decay == 0) {
+    refuse("--no-decay names exceptions from --weight-decay, which is 0: leave it out");
+  }
+  if (!options.no_decay.empty() && options.weight_decay < 0 && options.optimizer != "adamw") {
+    refuse("--no-decay names exceptions from --weight-decay, which " + options.optimizer + " does without: give it");
+  }
   if (!options.eval_data.empty() && options.eval_share > 0) {
     refuse("--eval-data and --eval-share both say what to evaluate on: give one of them");
   }

@@ -45,6 +45,9 @@ struct Options {
   std::vector<std::string> at;  ///< "module" or "module:end".
   bool marked = false;
   std::string shard = "none";
+  std::string precision = "float32";
+  std::string reduce_type;  ///< Empty: that of the parameters.
+  std::vector<std::string> freeze;
   std::string recompute = "none";  ///< "none", "stage" or a number of layers.
   std::string passes;              ///< Empty: the usual ones.
   std::int64_t bucket_bytes = 0;   ///< 0: the usual number.
@@ -52,7 +55,12 @@ struct Options {
   // Optimizer
   std::string optimizer = "adamw";
   double rate = 1e-3;
+  std::string rate_schedule = "constant";
+  std::int64_t warm_up = 0;
+  std::int64_t rate_steps = 0;  ///< 0: `steps`.
+  double last_rate = 0;
   double weight_decay = -1;  ///< Negative: the optimizer's usual.
+  std::vector<std::string> no_decay;
   double momentum = 0;
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -63,9 +71,12 @@ struct Options {
 
   // Files
   std::string save;
+  std::string checkpoints;  ///< A folder.
+  int keep = 3;
   std::int64_t save_every = 0;
   bool resume = false;
   bool new_data = false;
+  bool new_rate = false;
   std::string save_weights;
   std::string losses;   ///< A CSV file.
   std::string metrics;  ///< A file of JSON lines.

@@ -1,7 +1,6 @@
 #include "position.h"
 
 #include <charconv>
-#include <filesystem>
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/text.h"
@@ -64,17 +63,18 @@ safetensors::Metadata DataPosition::metadata() const {
           {kData, data}};
 }
 
-Beginning beginning_of(World& world, const Options& options, const DataPosition& own) {
-  if (!options.resume) return {};
-  std::string rows_taken;  // empty: there is nothing to resume
+Beginning beginning_of(World& world, const Options& options, const std::optional<std::string>& saved,
+                       const DataPosition& own) {
+  if (!options.resume || !saved) return {};
+  std::string rows_taken;
   together(world, [&] {
-    if (world.world_rank().value == 0 && std::filesystem::exists(options.save)) {
-      rows_taken = std::to_string(options.new_data ? 0 : rows_taken_of(options.save, own));
+    if (world.world_rank().value == 0) {
+      rows_taken = std::to_string(options.new_data ? 0 : rows_taken_of(*saved, own));
     }
-    const auto during = world.everyone().during("whether there is something to resume");
+    const auto during = world.everyone().during("where to resume in the data");
     rows_taken = world.everyone().broadcast({{}, rows_taken}, 0).header;
   });
-  return {!rows_taken.empty(), std::max<std::int64_t>(0, rows_in(rows_taken))};
+  return {saved, rows_in(rows_taken)};
 }
 
 }  // namespace stagecraft::train

@@ -22,13 +22,14 @@ struct DataPosition {
 
 /// What a run begins with.
 struct Beginning {
-  bool resumes = false;         ///< From the file of --save.
-  std::int64_t rows_taken = 0;  ///< Of the data.
+  std::optional<std::string> from;  ///< The checkpoint to resume; none: a new run.
+  std::int64_t rows_taken = 0;      ///< Of the data.
 };
 
-/// Decides whether to resume, and where in the data. Rank 0 looks at its disk and tells the others: no two ranks can
-/// decide differently. `own`, needed on rank 0 alone, is the position of a new run. Throws FileError on all ranks when
-/// the file was saved by a run on other data or in another order.
-Beginning beginning_of(World& world, const Options& options, const DataPosition& own);
+/// Decides where in the data a run that may resume from `saved` begins: rank 0 reads the file, and tells the others.
+/// `own`, needed on rank 0 alone, is the position of a new run. Throws FileError on all ranks when the file was saved
+/// by a run on other data or in another order.
+Beginning beginning_of(World& world, const Options& options, const std::optional<std::string>& saved,
+                       const DataPosition& own);
 
 }  // namespace stagecraft::train

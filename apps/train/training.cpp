@@ -15,8 +15,8 @@
 #include "position.h"
 #include "progress.h"
 #include "row_order.h"
+#include "saves.h"
 #include "stagecraft/automatic/automatic.h"
-#include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/core/text.h"
@@ -56,6 +56,24 @@ Recompute recompute_of(const std::string& word) {
   return word == "stage" ? Recompute::stage() : Recompute::every(std::stoll(word));
 }
 
+std::optional<at::ScalarType> type_of(const std::string& word) {
+  if (word == "bfloat16") return at::kBFloat16;
+  if (word == "float16") return at::kHalf;
+  return word == "float32" ? std::optional(at::kFloat) : std::nullopt;
+}
+
+Precision precision_of(const Options& options) {
+  constexpr std::string_view kAutocast = "autocast-";
+  Precision precision;
+  if (options.precision.starts_with(kAutocast)) {
+    precision.autocast = type_of(options.precision.substr(kAutocast.size()));
+  } else if (options.precision != "float32") {
+    precision.compute = type_of(options.precision);
+  }
+  precision.reduce = type_of(options.reduce_type);
+  return precision;
+}
+
 PipelineOptions pipeline_options(const Options& options, std::shared_ptr<const BatchFacts> facts) {
   PipelineOptions how{.schedule = options.schedule,
                       .stages_per_rank = options.stages_per_rank,
@@ -64,6 +82,8 @@ PipelineOptions pipeline_options(const Options& options, std::shared_ptr<const B
                       .broadcast_loss = true,
                       .seed = options.seed,
                       .shard = shard_of(options.shard),
+                      .freeze = options.freeze,
+                      .precision = precision_of(options),
                       .accumulate = options.accumulate,
                       .recompute = recompute_of(options.recompute)};
   if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
@@ -126,7 +146,9 @@ class Run {
         splits_(options, pipe, world.device()),
         order_(splits_.trained_rows, !options.in_order, options.seed),
         pipeline_(world, pipe, pipeline_options(options, facts_)),
-        optimizer_(make_optimizer(options, pipeline_.parameters())),
+        optimizer_(make_optimizer(world, pipeline_, options)),
+        rate_(make_learning_rate(options)),
+        saves_(world, options),
         metrics_(world, pipeline_, options),
         progress_(options, world.world_rank().value == 0) {
     pipeline_.attach(*optimizer_);
@@ -145,14 +167,15 @@ class Run {
       if (evaluated) facts.eval_loss = evaluation_->run(world_, pipeline_);
       metrics_.end_step(facts);
       progress_.step(step_, facts.loss, facts.eval_loss);
-      saved = is_due(options_.save_every) && !options_.save.empty();
+      saved = is_due(options_.save_every) && saves_.are_wanted();
       if (saved) save();
     }
     if (evaluation_ && !evaluated) {  // nothing was left to train
       progress_.say("step " + std::to_string(step_) + "  eval loss " +
                     std::to_string(evaluation_->run(world_, pipeline_)));
     }
-    if (!saved && !options_.save.empty()) save();
+    if (!saved && saves_.are_wanted()) save();
+    saves_.finish();
     if (!options_.save_weights.empty()) {
       save_checkpoint(world_, pipeline_, options_.save_weights);
       progress_.say("weights in " + options_.save_weights);
@@ -165,40 +188,48 @@ class Run {
   void begin(const Pipe& pipe) {
     position_.rows_per_epoch = order_.rows_per_epoch();
     position_.order = order_.text();
-    if (!options_.save.empty() && world_.world_rank().value == 0) {
+    if (saves_.are_wanted() && world_.world_rank().value == 0) {
       position_.data = splits_.training->data().fingerprint();
     }
-    const Beginning from = beginning_of(world_, options_, position_);
-    if (from.resumes) resume(from.rows_taken);
+    const auto saved = options_.resume ? saves_.found() : std::nullopt;
+    const Beginning beginning = beginning_of(world_, options_, saved, position_);
+    if (beginning.from) resume(*beginning.from, beginning.rows_taken);
     progress_.begin(step_);
     metrics_.begin(step_);
     if (step_ == 0) progress_.say(pipe.summary());
   }
 
-  void resume(std::int64_t rows_taken) {
-    step_ = load_checkpoint(world_, pipeline_, options_.save, {.optimizer = optimizer_.get()});
+  void resume(const std::string& path, std::int64_t rows_taken) {
+    step_ = load_checkpoint(
+        world_, pipeline_, path,
+        {.optimizer = optimizer_.get(), .learning_rate = &rate_, .other_learning_rate = options_.new_rate});
     position_.rows_taken = rows_taken;
     // The saved run may have accumulated another number of batches: an update begins at a multiple of the number.
     const auto window = static_cast<std::uint64_t>(options_.accumulate);
     pipeline_.set_steps((pipeline_.steps() + window - 1) / window * window);
-    progress_.say("going on from step " + std::to_string(step_) + " of " + options_.save + ", after " +
+    progress_.say("going on from step " + std::to_string(step_) + " of " + path + ", after " +
                   std::to_string(rows_taken) + " rows of data");
   }
 
   void save() {
-    save_checkpoint(world_, pipeline_, options_.save,
-                    {.optimizer = optimizer_.get(), .step = step_, .metadata = position_.metadata()});
-    progress_.say("saved step " + std::to_string(step_) + " in " + options_.save);
+    progress_.say(saves_.save(
+        pipeline_,
+        {.optimizer = optimizer_.get(), .step = step_, .learning_rate = &rate_, .metadata = position_.metadata()}));
   }
 
   /// One update of the parameters.
   StepFacts update() {
     const double start = seconds_now();
     StepFacts facts;
-    facts.learning_rate = learning_rate(*optimizer_);
+    rate_.apply(*optimizer_, step_);
+    facts.learning_rate = rate_.at(step_);
     facts.loss = add_up_gradients();
-    facts.gradient_norm = limit_gradients();
-    optimizer_->step();
+    if (pipeline_.unscale_gradients()) {
+      facts.gradient_norm = limit_gradients();
+      optimizer_->step();
+    } else {
+      facts.gradient_norm = std::numeric_limits<double>::infinity();  // an overflow in float16: no update
+    }
     optimizer_->zero_grad();
     ++step_;
     position_.rows_taken += options_.rows_per_step();
@@ -268,6 +299,8 @@ class Run {
   std::shared_ptr<BatchFacts> facts_ = std::make_shared<BatchFacts>();
   Pipeline pipeline_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  LearningRate rate_;
+  Saves saves_;
   std::optional<Evaluation> evaluation_;
   Metrics metrics_;
   Progress progress_;
