@@ -35,7 +35,8 @@ add_test(NAME runtime_test.measured COMMAND ${undisturbed} $<TARGET_FILE:runtime
 set_tests_properties(runtime_test.measured PROPERTIES RUN_SERIAL ON)
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
                       unit/checkpoint/interchange_test.cpp unit/checkpoint/checkpoints_test.cpp
-                      unit/training/learning_rate_test.cpp unit/training/parameter_groups_test.cpp)
+                      unit/training/learning_rate_test.cpp unit/training/parameter_groups_test.cpp unit/training/fast_step_test.cpp)
+target_include_directories(checkpoint_test PRIVATE ${PROJECT_SOURCE_DIR}/src/training)  # the fused step on a CPU
 execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
 if(no_safetensors)
   message(FATAL_ERROR "The tests exchange files with Python's safetensors, which ${STAGECRAFT_PYTHON} does not have: run `make setup`, or "

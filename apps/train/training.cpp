@@ -21,6 +21,7 @@
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/core/text.h"
 #include "stagecraft/runtime/split.h"
+#include "stagecraft/training/fast_step.h"
 
 namespace stagecraft::train {
 namespace {
@@ -223,14 +224,16 @@ class Run {
     StepFacts facts;
     rate_.apply(*optimizer_, step_);
     facts.learning_rate = rate_.at(step_);
-    facts.loss = add_up_gradients();
+    const std::vector<StepResult> results = add_up_gradients();
+    at::Tensor norm = at::scalar_tensor(std::numeric_limits<double>::infinity());  // of an overflow in float16
     if (pipeline_.unscale_gradients()) {
-      facts.gradient_norm = limit_gradients();
-      optimizer_->step();
-    } else {
-      facts.gradient_norm = std::numeric_limits<double>::infinity();  // an overflow in float16: no update
+      norm = limit_gradients();
+      fast_step(*optimizer_);
     }
     optimizer_->zero_grad();
+    // Only now that all work of the step is issued: reading a number waits for a GPU.
+    facts.loss = loss_of(results);
+    facts.gradient_norm = norm.item<double>();
     ++step_;
     position_.rows_taken += options_.rows_per_step();
     const double seconds = seconds_now() - start;
@@ -241,8 +244,8 @@ class Run {
     return facts;
   }
 
-  /// Runs the batches of one update. Returns their mean loss.
-  double add_up_gradients() {
+  /// Runs the batches of one update.
+  std::vector<StepResult> add_up_gradients() {
     std::vector<Rows> rows;
     std::vector<at::Tensor> targets;
     for (int i = 0; i < options_.accumulate; ++i) {
@@ -251,7 +254,7 @@ class Run {
       if (pipeline_.has_last_stage()) targets.push_back(splits_.training->targets(rows.back()));
     }
     const std::vector<double> shares = shares_of(targets);
-    std::optional<double> loss;
+    std::vector<StepResult> results;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       StepOptions inputs;
       if (pipeline_.has_first_stage()) inputs.keywords = splits_.training->inputs(rows[i]);
@@ -260,8 +263,16 @@ class Run {
         inputs.target = targets[i].to(world_.device());
       }
       const double start = seconds_now();
-      const StepResult result = pipeline_.step({}, inputs);
+      results.push_back(pipeline_.step({}, inputs));
       metrics_.add_batch(seconds_now() - start);
+    }
+    return results;
+  }
+
+  /// The mean loss of the batches of an update; NaN if nothing counts.
+  static double loss_of(const std::vector<StepResult>& results) {
+    std::optional<double> loss;
+    for (const StepResult& result : results) {
       if (const std::optional<double> own = counted_loss(result)) loss = loss.value_or(0) + *own;
     }
     return loss.value_or(std::numeric_limits<double>::quiet_NaN());
@@ -280,14 +291,14 @@ class Run {
   }
 
   /// Clips the gradients. Returns their norm before, or 0 if nobody needs it.
-  double limit_gradients() {
+  at::Tensor limit_gradients() {
     const bool limits_values = options_.clip_value > 0;
-    double norm = 0;
-    if (metrics_.is_on() && (limits_values || options_.clip_norm == 0)) norm = pipeline_.gradient_norm().item<double>();
+    at::Tensor norm = at::scalar_tensor(0.0);
+    if (metrics_.is_on() && (limits_values || options_.clip_norm == 0)) norm = pipeline_.gradient_norm();
     if (limits_values) pipeline_.clip_gradient_values(options_.clip_value);
     if (options_.clip_norm > 0) {
       const at::Tensor before = pipeline_.clip_gradient_norm(options_.clip_norm);
-      if (metrics_.is_on() && !limits_values) norm = before.item<double>();
+      if (metrics_.is_on() && !limits_values) norm = before;
     }
     return norm;
   }

@@ -14,5 +14,6 @@
 #include "stagecraft/schedule.h"                   // IWYU pragma: export
 #include "stagecraft/stage/from_module.h"          // IWYU pragma: export
 #include "stagecraft/stage/random.h"               // IWYU pragma: export
+#include "stagecraft/training/fast_step.h"         // IWYU pragma: export
 #include "stagecraft/training/learning_rate.h"     // IWYU pragma: export
 #include "stagecraft/training/parameter_groups.h"  // IWYU pragma: export

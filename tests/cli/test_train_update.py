@@ -34,21 +34,24 @@ def python_in(text, kind):
 class Precision(TrainCase):
     def test_bfloat16(self):
         theirs = python_in(self.text, torch.bfloat16)
+        self.assertEqual(self.losses("--in-order", "--precision", "bfloat16")[0][:2], theirs[:2])
+        # One device adds the gradients of the tied weight's two uses in bfloat16; stages and replicas add theirs in the masters' type.
         for options in ([], ["--ranks", 2], ["--ranks", 2, "--batch", BATCH // 2, "--replicas", 2, "--shard", "parameters"]):
             ours, _ = self.losses("--in-order", "--precision", "bfloat16", *options)
             for a, b in zip(ours, theirs):
-                self.assertAlmostEqual(a, b, delta=1e-6 if "--replicas" not in options else 2e-2)  # otherwise summed in another order
-        exact = python_language(self.text)
-        self.assertNotAlmostEqual(theirs[-1], exact[-1], delta=1e-5)
+                self.assertAlmostEqual(a, b, delta=2e-3 * b)
+        self.assertNotAlmostEqual(theirs[-1], python_language(self.text)[-1], delta=1e-5)
 
-    def test_float16_and_what_is_sent(self):
-        exact = python_language(self.text)
-        for options in (["float16"], ["autocast-float16"], ["bfloat16", "--replicas", 2, "--batch", BATCH // 2, "--reduce-type", "bfloat16"])[
-                :: 1 if ALL else 2]:
-            ours, _ = self.losses("--in-order", "--precision", *options, "--clip-norm", 1)
-            for a, b in zip(ours, exact):
-                self.assertAlmostEqual(a, b, delta=5e-2)
-            self.assertNotEqual(ours, exact)
+    def test_what_is_sent(self):
+        for a, b in zip(self.losses("--in-order", "--precision", "bfloat16", "--replicas", 2, "--batch", BATCH // 2, "--reduce-type", "bfloat16")[0],
+                        python_language(self.text)):
+            self.assertAlmostEqual(a, b, delta=1e-2 * b)
+
+    def test_float16(self):
+        """Steps with an overflow are skipped until the scale fits."""
+        for kind in ("float16", "autocast-float16") if ALL else ("float16",):
+            ours, _ = self.losses("--precision", kind, "--clip-norm", 1, "--steps", 30, "--ranks", 2)
+            self.assertLess(ours[-1], 0.8 * ours[0])
 
     def test_the_scale_is_saved(self):
         self.output(*self.arguments("--precision", "float16", "--save", "half.safetensors", "--steps", 2))
@@ -85,7 +88,7 @@ class LearningRates(TrainCase):
     def test_another_one_is_not_resumed_by_mistake(self):
         first = ("--lr-schedule", "cosine", "--save", "state.safetensors")
         self.output(*self.arguments(*first, "--steps", 4, "--lr-steps", STEPS))
-        self.assert_error(self.command(*self.arguments(*first, "--steps", STEPS, "--lr-steps", 100, "--resume")), 1, "learning rate")
+        self.assert_error(self.command(*self.arguments(*first, "--steps", STEPS, "--lr-steps", 100, "--resume")), 2, "its learning rate is")
         self.assert_error(self.command(*self.arguments("--lr-steps", 3)), 2, "--lr-steps is where")
         stopped, _ = self.losses(*first, "--resume")
         whole, _ = self.losses("--lr-schedule", "cosine")
@@ -103,14 +106,14 @@ class Parameters(TrainCase):
         for name, make in (("adamw", lambda groups: torch.optim.AdamW(groups, lr=RATE)), ("sgd", lambda groups: torch.optim.SGD(groups, lr=RATE))):
             ours, _ = self.losses("--in-order", "--ranks", 2, "--optimizer", name, "--weight-decay", 0.5, "--no-decay", "*.bias", "--no-decay", "*.0.*")
             self.assert_close(ours, python_language(self.text, make_optimizer=python))
-        self.assert_error(self.command(*self.arguments("--no-decay", "nothing.*")), 1, "fits")
+        self.assert_error(self.command(*self.arguments("--no-decay", "nothing.*")), 2, "fits no parameter")
 
     def test_frozen_ones_stay(self):
         self.output(*self.arguments("--ranks", 2, "--freeze", "blocks.0.*", "--freeze", "*.1.bias", "--save-weights", "weights.safetensors"))
         before, after = language().state_dict(), load_file(self.folder / "weights.safetensors")
         for name, tensor in before.items():
             self.assertEqual(torch.equal(tensor, after[name]), name.startswith("blocks.0.") or name.endswith(".1.bias"), name)
-        self.assert_error(self.command(*self.arguments("--freeze", "nothing.*")), 1, "fits no parameter")
+        self.assert_error(self.command(*self.arguments("--freeze", "nothing.*")), 2, "fits no parameter")
 
 
 class Checkpoints(TrainCase):
