@@ -77,6 +77,7 @@ class Checkpoints::Implementation {
     path_ = path;
     if (writes_) {
       FileJob job{path, stock.metadata(), stock.lines(), std::move(plan), std::move(mine), group_, number_};
+      job.is_urgent = !options_.background;
       job.when_written = [this] { folder_->remove_old(options_.keep); };
       thread_ = std::make_unique<FileThread>(world_, std::move(job));
     } else {

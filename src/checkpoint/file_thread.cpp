@@ -55,7 +55,7 @@ bool FileThread::is_done_within(std::chrono::milliseconds time) {
 }
 
 void FileThread::work() {
-  leave_the_cores_to_training();
+  if (!job_.is_urgent) leave_the_cores_to_training();
   const c10::ParallelGuard alone(true);
   const at::NoGradGuard no_grad;
   std::optional<std::string> failure;

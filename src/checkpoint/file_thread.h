@@ -22,6 +22,7 @@ struct FileJob {
   std::vector<at::Tensor> own;              // rank 0's bundles, in their order
   std::int32_t group = 0;                   // bundle b of this save is the message Tag::collective(group, number, b)
   std::int32_t number = 0;                  // of this save
+  bool is_urgent = false;                   // nothing else goes on meanwhile
   std::function<void()> when_written = {};  // called in the thread, after the file has appeared
 };
 
