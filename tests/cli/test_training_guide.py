@@ -27,10 +27,10 @@ class TrainingGuide(CommandCase):
                     printed.append(self.run_line(shlex.split(line)))
         made, exported, first, watched, second, last, used = printed
         self.assertEqual((made, exported), ("", ""))
-        self.assertIn("saved step 20 in gpt.safetensors", first)
-        self.assertRegex(watched, r"\Astep 20: loss [\d.]+, eval [\d.]+, \d+ tokens/s\nstep 40: ")
-        self.assertIn("going on from step 40 of gpt.safetensors, after 640 rows of data", second)
-        self.assertNotIn("/80  loss", last)  # nothing to train
+        self.assertIn("saved step 10 in gpt.safetensors", first)
+        self.assertRegex(watched, r"\Astep 10: loss [\d.]+, eval [\d.]+, \d+ tokens/s\nstep 20: ")
+        self.assertIn("going on from step 20 of gpt.safetensors, after 160 rows of data", second)
+        self.assertNotIn("/40  loss", last)  # nothing to train
 
         def evaluated(text):
             return [float(loss) for loss in re.findall(r"eval loss ([\d.]+)", text)]
