@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "command.h"
+#include "cost_options.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"
@@ -22,6 +23,7 @@ class CompareCommand : public Command {
         ->required()
         ->expected(1, -1);
     add_costs(*parser_, costs_);
+    cost_options_.add_options(*parser_);
     output_.add_options(*parser_);
     parser_->footer(
         "Examples:\n"
@@ -30,12 +32,14 @@ class CompareCommand : public Command {
   }
 
   int run() override {
-    const Costs costs = read_costs(costs_);
+    Costs costs = read_costs(costs_);
+    cost_options_.apply(costs);
     std::vector<SimulationReport> reports;
     for (const std::string& file : files_) {
       try {
         SimulationReport& report = reports.emplace_back();
         report.file = source_name(file);
+        report.costs = costs;
         report.schedule = read_schedule(file);
         report.simulation = simulate(report.schedule, costs);
       } catch (...) {
@@ -56,6 +60,7 @@ class CompareCommand : public Command {
  private:
   std::vector<std::string> files_;
   std::string costs_;
+  CostOptions cost_options_;
   FormattedOutput output_{{"table", "json", "none"}};
 };
 

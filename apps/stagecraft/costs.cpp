@@ -16,11 +16,14 @@ class CostsCommand : public Command {
       : Command(program.add_subcommand("costs", "Check a file of costs and write it in full, or an example")) {
     CLI::Option* file =
         parser_->add_option("file", file_, "Costs in JSON; - reads standard input")->type_name(std::string(kFileType));
-    parser_->add_flag("--example", example_, "Write an example with every key instead")->excludes(file);
+    CLI::Option* example = parser_->add_flag("--example", example_, "Write an example with every key instead");
+    example->excludes(file);
+    parser_->add_flag("--bytes", in_bytes_, "With --example: memory in bytes, of a large model")->needs(example);
     add_output(*parser_, output_);
     parser_->footer(
         "Examples:\n"
         "  stagecraft costs --example -o costs.json\n"
+        "  stagecraft costs --example --bytes -o costs.json\n"
         "  stagecraft costs costs.json");
   }
 
@@ -30,7 +33,9 @@ class CostsCommand : public Command {
     if (!example_ && file_.empty()) {
       throw Failure(kUnusable, "give a file of costs to check, or --example: see 'stagecraft costs --help'");
     }
-    const std::string text = example_ ? example_costs() : costs_to_json(read_costs(file_));
+    const std::string text = !example_   ? costs_to_json(read_costs(file_))
+                             : in_bytes_ ? example_costs_in_bytes()
+                                         : example_costs();
     write_output(output_, [&](std::ostream& out) { out << text; });
     return kOk;
   }
@@ -38,6 +43,7 @@ class CostsCommand : public Command {
  private:
   std::string file_;
   bool example_ = false;
+  bool in_bytes_ = false;
   std::string output_ = "-";
 };
 

@@ -13,6 +13,7 @@
 #include "formats.h"
 #include "input.h"
 #include "model_facts.h"
+#include "model_memory.h"
 #include "options.h"
 #include "output.h"
 #include "report_text.h"
@@ -106,6 +107,10 @@ std::string summary_text(const std::string& file, const Program& program) {
     lines.add("buffers", total_text(buffers));
   if (const Total constants = total_of(program, Input::Kind::kConstant); constants.count > 0)
     lines.add("constants", total_text(constants));
+  const TrainingBytes training = training_bytes(program, {});
+  const auto bytes = [](double count) { return bytes_text(static_cast<std::int64_t>(std::min(count, 1e18))); };
+  lines.add("training", fmt::format("gradients {}, state of Adam {}, activations of a microbatch about {}",
+                                    bytes(training.gradients), bytes(training.optimizer), bytes(training.activations)));
   lines.add("nodes", std::to_string(program.nodes.size()));
   lines.add("work", fmt::format("{} operations in a forward", count_text(total_work(program))));
   return lines.text();
@@ -221,6 +226,12 @@ void write_json_model_report(std::ostream& out, const std::string& file, const P
   json["totals"] = {{"parameters", total_json(total_of(program, Input::Kind::kParameter))},
                     {"buffers", total_json(total_of(program, Input::Kind::kBuffer))},
                     {"constants", total_json(total_of(program, Input::Kind::kConstant))}};
+  const TrainingBytes training = training_bytes(program, {});
+  json["training"] = {{"parameter_memory", training.parameters},
+                      {"gradient_memory", training.gradients},
+                      {"optimizer_memory", training.optimizer},
+                      {"activation_memory", training.activations},
+                      {"input_memory", training.inputs}};
   json["operators"] = Json::array();
   for (const OperatorFigures& own : operator_figures(program)) {
     json["operators"].push_back({{"name", own.name}, {"count", own.count}, {"work", own.work}});

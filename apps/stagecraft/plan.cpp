@@ -14,6 +14,7 @@
 #include <fmt/ranges.h>
 
 #include "command.h"
+#include "cost_options.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"
@@ -37,6 +38,8 @@ constexpr const char* kPlanExamples =
     "  stagecraft plan --ranks 8 --microbatches 24 --costs costs.json\n"
     "  stagecraft plan --ranks 8 --microbatches 24 --costs costs.json --memory-limit 16 -o planned.csv\n"
     "  stagecraft plan --ranks 8 --microbatches 24 --costs costs.json --placement v --memory-limit 10 -o planned.svg\n"
+    "  stagecraft plan --ranks 8 --microbatches 24 --costs bytes.json --replicas 4 --shard parameters --memory-limit "
+    "80GiB\n"
     "  stagecraft plan --ranks 2 --microbatches 4 --costs costs.json --exact --format json";
 
 /// Reports on a plan, with the lower bound and every known schedule; `cuts` is empty unless layers were cut.
@@ -53,9 +56,11 @@ void write_plan_report(std::ostream& out, const PlanRequest& request, const Plan
              fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
                          result.proven ? ": nothing is shorter" : ""));
   write_line(out, "makespan", makespan_text(s));
+  const std::string peak = memory_cell(request.costs, s.peak_memory());
   write_line(out, "peak memory",
-             request.memory_limit > 0 ? fmt::format("{:.6g} of {:g}", s.peak_memory(), request.memory_limit)
-                                      : fmt::format("{:.6g}", s.peak_memory()));
+             request.memory_limit > 0 ? fmt::format("{} of {}", peak, memory_text(request.costs, request.memory_limit))
+                                      : peak);
+  if (request.costs.has_more_than_activations()) write_line(out, "at the peak", peak_text(request.costs, s));
   write_line(out, "found by", result.origin);
   write_line(out, "search",
              fmt::format("{} trials in {:.1f} s, {}", result.trials, result.seconds,
@@ -68,8 +73,9 @@ void write_plan_report(std::ostream& out, const PlanRequest& request, const Plan
     return a->simulation.span < b->simulation.span;
   });
   for (const NamedOutcome* named : order) {
-    fmt::print(out, "{:<22}  {:>8}  {:>10.6g}  {:>10.6g}{}\n", named->name, percent(named->simulation.bubble_span()),
-               named->simulation.span, named->simulation.peak_memory(), named->fits ? "" : "  does not fit");
+    fmt::print(out, "{:<22}  {:>8}  {:>10.6g}  {:>10}{}\n", named->name, percent(named->simulation.bubble_span()),
+               named->simulation.span, memory_cell(request.costs, named->simulation.peak_memory()),
+               named->fits ? "" : "  does not fit");
   }
 }
 
@@ -148,7 +154,8 @@ class PlanCommand : public Command {
     add_count(*parser_, "--ranks", request_.ranks, "Number of ranks")->required();
     add_count(*parser_, "--microbatches", request_.microbatches, "Number of microbatches")->required();
     add_costs(*parser_, costs_);
-    add_number(*parser_, "--memory-limit", request_.memory_limit, 0, "Most memory of a rank, in the unit of the costs");
+    limit_.add_option(*parser_);
+    cost_options_.add_options(*parser_);
     add_choice(*parser_, "--placement", placement_, {"linear", "loop", "v", "any"},
                "Where stages may lie (default: any)");
     add_count(*parser_, "--stages-per-rank", request_.stages_per_rank,
@@ -165,8 +172,10 @@ class PlanCommand : public Command {
   }
 
   int run() override {
-    const CostFile file = read_cost_file(costs_);
+    CostFile file = read_cost_file(costs_);
+    cost_options_.apply(file);
     request_.costs = file.costs;
+    request_.memory_limit = limit_.in_unit_of(file.costs);
     request_.seed = static_cast<std::uint64_t>(seed_);
     request_.placement = placement_ == "linear" ? PlacementChoice::kLinear
                          : placement_ == "loop" ? PlacementChoice::kLoop
@@ -217,6 +226,8 @@ class PlanCommand : public Command {
 
   PlanRequest request_;
   std::string costs_;
+  CostOptions cost_options_;
+  MemoryLimit limit_;
   std::string stage_costs_;
   std::string placement_ = "any";
   double seed_ = 0;

@@ -59,6 +59,21 @@ std::string makespan_text(const Simulation& simulation) {
   return fmt::format("{:.6g}, bubble {}", simulation.makespan, percent(simulation.bubble_makespan()));
 }
 
+std::string memory_cell(const Costs& costs, double memory) {
+  return costs.memory_in_bytes ? memory_text(costs, memory) : fmt::format("{:.6g}", memory);
+}
+
+std::string peak_text(const Costs& costs, const Simulation& simulation) {
+  const auto most =
+      std::max_element(simulation.ranks.begin(), simulation.ranks.end(),
+                       [](const RankOutcome& a, const RankOutcome& b) { return a.peak_memory < b.peak_memory; });
+  const MemoryParts& parts = most->at_peak;
+  return fmt::format("rank {}: parameters {}, gradients {}, optimizer {}, activations {}",
+                     most - simulation.ranks.begin(), memory_cell(costs, parts.parameters),
+                     memory_cell(costs, parts.gradients), memory_cell(costs, parts.optimizer),
+                     memory_cell(costs, parts.activations));
+}
+
 void add_outcome(Json& json, const Simulation& simulation) {
   json["makespan"] = simulation.makespan;
   json["span"] = simulation.span;
@@ -67,6 +82,7 @@ void add_outcome(Json& json, const Simulation& simulation) {
   auto per_rank = Json::array();
   for (const RankOutcome& rank : simulation.ranks) per_rank.push_back(rank.peak_memory);
   json["peak"] = {{"max", simulation.peak_memory()}, {"per_rank", std::move(per_rank)}};
+  json["hidden_communication"] = simulation.hidden_communication();
 }
 
 }  // namespace stagecraft::cli

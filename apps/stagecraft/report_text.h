@@ -32,6 +32,10 @@ std::string percent(double part);
 
 std::string span_text(const Simulation& simulation);
 std::string makespan_text(const Simulation& simulation);
+/// Memory in a table or line: with a unit if the costs are in bytes, otherwise six digits.
+std::string memory_cell(const Costs& costs, double memory);
+/// "rank 2: parameters 4 GiB, gradients 2 GiB, optimizer 8 GiB, activations 1 GiB": the rank that holds the most.
+std::string peak_text(const Costs& costs, const Simulation& simulation);
 /// Adds makespan, span, their bubbles and the peak.
 void add_outcome(Json& json, const Simulation& simulation);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "command.h"
+#include "cost_options.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"
@@ -23,6 +24,7 @@ constexpr const char* kSimulateExamples =
     "Examples:\n"
     "  stagecraft simulate schedule.csv --costs costs.json\n"
     "  stagecraft simulate schedule.csv --costs costs.json -o schedule.svg\n"
+    "  stagecraft simulate schedule.csv --costs costs.json --replicas 4 --shard parameters --recompute all\n"
     "  stagecraft simulate schedule.csv --costs costs.json --slow-rank 3:1.2 --slow-link 0-1:4\n"
     "  stagecraft simulate schedule.csv --costs costs.json --jitter 0.05 --runs 200 --seed 1 --format json";
 
@@ -62,6 +64,7 @@ class SimulateCommand : public Command {
       : Command(program.add_subcommand("simulate", "Say what a schedule costs: time, bubble, memory, critical path")) {
     add_input(*parser_, file_);
     add_costs(*parser_, costs_);
+    cost_options_.add_options(*parser_);
     parser_
         ->add_option_function<std::string>(
             "--slow-rank", [this](const std::string& text) { slow_rank_ = to_slowdown("--slow-rank", text, 1); },
@@ -90,6 +93,7 @@ class SimulateCommand : public Command {
     report.file = subject();
     report.schedule = read_schedule(file_);
     Costs costs = read_costs(costs_);
+    cost_options_.apply(costs);
     const int ranks = report.schedule.ranks();
     require_fit(costs, report.schedule.stages(), ranks);
     if (!slow_rank_.ranks.empty()) costs = with_slower_rank(costs, ranks, slow_rank_.ranks[0], slow_rank_.factor);
@@ -97,6 +101,7 @@ class SimulateCommand : public Command {
       costs = with_slower_link(costs, ranks, slow_link_.ranks[0], slow_link_.ranks[1], slow_link_.factor);
     }
     report.simulation = simulate(report.schedule, costs, {.keep_times = true, .keep_memory = true});
+    report.costs = costs;
     report.path = critical_path(report.schedule, report.simulation);
     if (jitter_ > 0) {
       report.jitter = simulate_jitter(report.schedule, costs, jitter_, runs_, static_cast<std::uint64_t>(seed_));
@@ -119,6 +124,7 @@ class SimulateCommand : public Command {
 
   std::string file_;
   std::string costs_;
+  CostOptions cost_options_;
   Slowdown slow_rank_;
   Slowdown slow_link_;
   double jitter_ = 0;

@@ -21,6 +21,26 @@ Json summary_json(const SimulationReport& report) {
   return json;
 }
 
+std::string replicas_text(const Costs& costs, const Simulation& simulation) {
+  double communication = 0;
+  for (const RankOutcome& rank : simulation.ranks) communication += rank.communication;
+  return fmt::format("{}, shard {}: communication {:.6g}, {} hidden behind compute", costs.replicas,
+                     shard_name(costs.shard), communication, percent(simulation.hidden_communication()));
+}
+
+/// What each rank holds at its peak, and the time that its replicas communicate.
+void write_memory_table(std::ostream& out, const SimulationReport& report) {
+  fmt::print(out, "\n{:>4}  {:>10}  {:>10}  {:>10}  {:>11}  {:>13}  {:>7}\n", "RANK", "PARAMETERS", "GRADIENTS",
+             "OPTIMIZER", "ACTIVATIONS", "COMMUNICATION", "EXPOSED");
+  for (std::size_t r = 0; r < report.simulation.ranks.size(); ++r) {
+    const RankOutcome& rank = report.simulation.ranks[r];
+    const auto cell = [&](double memory) { return memory_cell(report.costs, memory); };
+    fmt::print(out, "{:>4}  {:>10}  {:>10}  {:>10}  {:>11}  {:>13.6g}  {:>7.6g}\n", r, cell(rank.at_peak.parameters),
+               cell(rank.at_peak.gradients), cell(rank.at_peak.optimizer), cell(rank.at_peak.activations),
+               rank.communication, rank.exposed);
+  }
+}
+
 }  // namespace
 
 void write_report(std::ostream& out, const SimulationReport& report) {
@@ -28,11 +48,13 @@ void write_report(std::ostream& out, const SimulationReport& report) {
   write_line(out, "file", printable(report.file));
   write_line(out, "makespan", makespan_text(s));
   write_line(out, "span", span_text(s));
-  write_line(out, "peak memory", fmt::format("{:.6g}", s.peak_memory()));
+  write_line(out, "peak memory", memory_cell(report.costs, s.peak_memory()));
+  if (report.costs.replicas > 1) write_line(out, "replicas", replicas_text(report.costs, s));
   const CriticalSummary critical = summarize(report.path, report.schedule.ranks());
   write_line(out, "critical path",
-             fmt::format("{} actions, compute {:.6g}, messages {:.6g}", report.path.size(), critical.compute,
-                         critical.messages));
+             fmt::format("{} actions, compute {:.6g}, messages {:.6g}{}", report.path.size(), critical.compute,
+                         critical.messages,
+                         critical.parameters > 0 ? fmt::format(", parameters {:.6g}", critical.parameters) : ""));
   if (report.jitter) {
     write_line(out, "jitter",
                fmt::format("{} runs: makespan median {:.6g}, 95th percentile {:.6g}", report.jitter->runs,
@@ -43,10 +65,11 @@ void write_report(std::ostream& out, const SimulationReport& report) {
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     const RankOutcome& rank = s.ranks[r];
     const double idle = rank.span() - rank.busy;
-    fmt::print(out, "{:>4}  {:>10.6g}  {:>10.6g}  {:>10.6g}  {:>7}  {:>10.6g}  {:>14.6g}\n", r, rank.span(), rank.busy,
-               std::max(idle, 0.0), percent(rank.span() > 0 ? std::max(idle, 0.0) / rank.span() : 0), rank.peak_memory,
-               critical.by_rank[r]);
+    fmt::print(out, "{:>4}  {:>10.6g}  {:>10.6g}  {:>10.6g}  {:>7}  {:>10}  {:>14.6g}\n", r, rank.span(), rank.busy,
+               std::max(idle, 0.0), percent(rank.span() > 0 ? std::max(idle, 0.0) / rank.span() : 0),
+               memory_cell(report.costs, rank.peak_memory), critical.by_rank[r]);
   }
+  if (report.costs.has_more_than_activations()) write_memory_table(out, report);
 }
 
 void write_json_report(std::ostream& out, const SimulationReport& report) {
@@ -58,10 +81,20 @@ void write_json_report(std::ostream& out, const SimulationReport& report) {
                                 {"span", rank.span()},
                                 {"busy", rank.busy},
                                 {"end", rank.end},
-                                {"peak_memory", rank.peak_memory}});
+                                {"peak_memory", rank.peak_memory},
+                                {"at_peak",
+                                 {{"parameters", rank.at_peak.parameters},
+                                  {"gradients", rank.at_peak.gradients},
+                                  {"optimizer", rank.at_peak.optimizer},
+                                  {"activations", rank.at_peak.activations}}},
+                                {"communication", rank.communication},
+                                {"exposed", rank.exposed}});
   }
   const CriticalSummary critical = summarize(report.path, report.schedule.ranks());
-  json["critical_path"] = {{"compute", critical.compute}, {"messages", critical.messages}, {"actions", Json::array()}};
+  json["critical_path"] = {{"compute", critical.compute},
+                           {"messages", critical.messages},
+                           {"parameters", critical.parameters},
+                           {"actions", Json::array()}};
   for (const CriticalAction& at : report.path) {
     json["critical_path"]["actions"].push_back({{"rank", at.rank.value},
                                                 {"action", to_text(at.action)},
@@ -88,8 +121,9 @@ void write_comparison(std::ostream& out, const std::vector<SimulationReport>& re
   const double best = reports.front().simulation.span;
   for (const SimulationReport& report : reports) {
     const Simulation& s = report.simulation;
-    fmt::print(out, "{:<{}}  {:>10.6g}  {:>8}  {:>10.6g}  {:>8}  {:>10.6g}  {:>7}\n", printable(report.file), width,
-               s.span, percent(s.bubble_span()), s.makespan, percent(s.bubble_makespan()), s.peak_memory(),
+    fmt::print(out, "{:<{}}  {:>10.6g}  {:>8}  {:>10.6g}  {:>8}  {:>10}  {:>7}\n", printable(report.file), width,
+               s.span, percent(s.bubble_span()), s.makespan, percent(s.bubble_makespan()),
+               memory_cell(report.costs, s.peak_memory()),
                &report == &reports.front() ? "best" : fmt::format("+{}", percent(best > 0 ? s.span / best - 1 : 0)));
   }
 }

@@ -14,6 +14,7 @@ namespace stagecraft::cli {
 /// Everything that `simulate` reports about a schedule.
 struct SimulationReport {
   std::string file;
+  Costs costs;
   Schedule schedule;
   Simulation simulation;
   std::vector<CriticalAction> path;

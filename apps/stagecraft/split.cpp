@@ -11,6 +11,7 @@
 #include "formats.h"
 #include "input.h"
 #include "model_facts.h"
+#include "model_memory.h"
 #include "options.h"
 #include "output.h"
 #include "report_text.h"
@@ -105,8 +106,10 @@ void write_json_split_report(std::ostream& out, const std::string& file, const P
 }
 
 /// Costs for the simulator and the planner. Times are estimated operations; an I and a W each cost as much as the F.
-Costs costs_of(const Program& program, const graph::CutProgram& cut) {
+/// Memory is in bytes.
+Costs costs_of(const Program& program, const graph::CutProgram& cut, const OptimizerState& optimizer) {
   Costs costs;
+  costs.memory_in_bytes = true;
   costs.stages.clear();
   for (const graph::StageFigures& figures : graph::figures_of(program, cut)) {
     const auto stage = static_cast<int>(costs.stages.size());
@@ -117,6 +120,14 @@ Costs costs_of(const Program& program, const graph::CutProgram& cut) {
     own.backward = 2 * figures.work;
     own.forward_bytes = static_cast<double>(figures.bytes_out);
     own.backward_bytes = stage == 0 ? 0 : gradient_bytes(program, cut, stage - 1);
+    const TrainingBytes bytes = training_bytes(program, cut.stages[static_cast<std::size_t>(stage)], optimizer);
+    own.activation_memory = bytes.activations;
+    own.weight_gradient_memory = bytes.activations;
+    own.parameter_memory = bytes.parameters;
+    own.gradient_memory = bytes.gradients;
+    own.reduce_memory = bytes.gradients;
+    own.optimizer_memory = bytes.optimizer;
+    own.input_memory = bytes.inputs;
     costs.stages.push_back(own);
   }
   return costs;
@@ -140,8 +151,10 @@ class SplitCommand : public Command {
     parser_->add_flag("--marked", marked_, "Cut where the model calls pipe_split(), or changes its stage annotation");
     parser_
         ->add_option("--costs", costs_,
-                     "Write the stages' costs to FILE, for plan and simulate; times are in operations")
+                     "Write the stages' costs to FILE, for plan and simulate; times in operations, memory in bytes")
         ->type_name(std::string(kFileType));
+    add_choice(*parser_, "--optimizer", optimizer_.name, {"sgd", "momentum", "adam"},
+               "With --costs: whose state takes memory, in the type of the parameters (default: adam)");
     output_.add_options(*parser_);
     parser_->footer(kSplitExamples);
   }
@@ -164,7 +177,7 @@ class SplitCommand : public Command {
       });
     }
     if (!costs_.empty()) {
-      write_output(costs_, [&](std::ostream& out) { out << costs_to_json(costs_of(program, cut)); });
+      write_output(costs_, [&](std::ostream& out) { out << costs_to_json(costs_of(program, cut, optimizer_)); });
     }
     return kOk;
   }
@@ -180,6 +193,7 @@ class SplitCommand : public Command {
   std::vector<graph::ModuleCut> cuts_;
   bool marked_ = false;
   std::string costs_;
+  OptimizerState optimizer_;
   FormattedOutput output_{{"table", "json", "none"}};
 };
 

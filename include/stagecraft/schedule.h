@@ -14,6 +14,7 @@
 #include "stagecraft/schedule/generator.h"  // IWYU pragma: export
 #include "stagecraft/sim/cost_file.h"       // IWYU pragma: export
 #include "stagecraft/sim/critical_path.h"   // IWYU pragma: export
+#include "stagecraft/sim/memory_model.h"    // IWYU pragma: export
 #include "stagecraft/sim/profile.h"         // IWYU pragma: export
 #include "stagecraft/sim/simulator.h"       // IWYU pragma: export
 #include "stagecraft/sim/step_simulator.h"  // IWYU pragma: export

@@ -92,6 +92,7 @@ bool Dispatcher::unlock(double now, const Policy& policy) {
 double Dispatcher::decide(int r, double now, double slack, const Policy& policy) {
   Rank& rank = ranks_[static_cast<std::size_t>(r)];
   if (rank.left == 0) return kNever;
+  const double limit = problem_.limit[static_cast<std::size_t>(r)];
 
   double urgent = kNever;   // due time of the most urgent F or I, ready or not
   double blocked = kNever;  // due time of the most urgent F that has arrived but lacks memory
@@ -109,7 +110,7 @@ double Dispatcher::decide(int r, double now, double slack, const Policy& policy)
       forwards_left = true;
       urgent = std::min(urgent, next.forward_due);
       const double needed = std::max(rank.memory, rank.passing + problem_.reserve[s]) + problem_.activation[s];
-      if (needed > problem_.limit + kTinyMemory) {
+      if (needed > limit + kTinyMemory) {
         if (next.forward_at <= now) blocked = std::min(blocked, next.forward_due);
       } else if (next.forward_at > now) {
         soonest = std::min(soonest, next.forward_at);

@@ -133,7 +133,7 @@ class Program {
 
   /// Memory of a rank after each F, from the parts that run before the F.
   void write_memory() {
-    if (!std::isfinite(problem_.limit)) return;
+    if (!std::isfinite(problem_.limit.front())) return;
     std::vector<std::string> terms(parts_);
     std::vector<double> fixed(parts_, 0);
     for (std::size_t f = 0; f < parts_; ++f) {
@@ -153,7 +153,8 @@ class Program {
     }
     for (std::size_t f = 0; f < parts_; ++f) {
       if (terms[f].empty()) continue;
-      text_ += fmt::format("{} <= {:.9g}\n", terms[f], problem_.limit - fixed[f] + 1e-6);
+      text_ +=
+          fmt::format("{} <= {:.9g}\n", terms[f], problem_.limit[static_cast<std::size_t>(rank(f))] - fixed[f] + 1e-6);
     }
   }
 
@@ -205,9 +206,9 @@ ExactResult solve_exactly(const Costs& costs, const Placement& placement, int mi
   result.schedule = program.schedule(solution.values);
   result.simulation = simulate(result.schedule, costs);
   // The program does not model messages that share a link or hold up their sender. If they make the simulated span
-  // longer, another schedule may be better.
-  result.proven =
-      solution.proven && result.simulation.span <= program.span_of(solution.values) * (1 + kSolverTolerance);
+  // longer, another schedule may be better. Nor does it know that parameters and gradients are not held all the time.
+  result.proven = solution.proven && !costs.has_more_than_activations() &&
+                  result.simulation.span <= program.span_of(solution.values) * (1 + kSolverTolerance);
   return result;
 }
 

@@ -29,7 +29,7 @@ class Bound {
     for (int s = 0; s < problem.stages; ++s) {
       const auto at = static_cast<std::size_t>(s);
       forward_path_.push_back(forward_path_.back() + problem.forward[at] + problem.hop_up[at]);
-      input_path_.push_back(input_path_.back() + problem.input[at] + problem.hop_down[at]);
+      input_path_.push_back(input_path_.back() + problem.least_input[at] + problem.hop_down[at]);
     }
   }
 
@@ -41,8 +41,8 @@ class Bound {
       const bool apart = ends_apart(static_cast<std::size_t>(r));
       const double idle =
           apart ? losses.back().start + losses.back().end : std::max(losses.back().start, losses.back().end);
-      span =
-          std::max({span, problem_.work[static_cast<std::size_t>(r)] + idle, memory_time(static_cast<std::size_t>(r))});
+      span = std::max(
+          {span, problem_.least_work[static_cast<std::size_t>(r)] + idle, memory_time(static_cast<std::size_t>(r))});
     }
     // Rank a starts before rank q, and ends after q's last I has reached it.
     for (std::size_t a = 0; a < losses.size(); ++a) {
@@ -53,7 +53,8 @@ class Bound {
         if (to <= from) continue;
         const double there = forward_path_[to] - forward_path_[from];
         const double back = input_path_[to] - input_path_[from] + problem_.hop_down[to] - problem_.hop_down[from];
-        span = std::max(span, there + problem_.work[q] + losses[q].until_last_input + back + problem_.weight[from]);
+        span =
+            std::max(span, there + problem_.least_work[q] + losses[q].until_last_input + back + problem_.weight[from]);
       }
     }
     return span;
@@ -62,23 +63,23 @@ class Bound {
  private:
   /// The shortest span in which the rank's memory can hold all its activations for as long as they are needed.
   [[nodiscard]] double memory_time(std::size_t r) const {
-    if (!std::isfinite(problem_.limit)) return 0;
+    if (!std::isfinite(problem_.most_limit[r])) return 0;
     const auto end = static_cast<std::size_t>(problem_.stages);
     double held = 0;
     for (const int stage : problem_.stages_of[r]) {
       const auto s = static_cast<std::size_t>(stage);
       const double away =
-          forward_path_[end] - forward_path_[s] + input_path_[end] - input_path_[s + 1] + problem_.input[s];
+          forward_path_[end] - forward_path_[s] + input_path_[end] - input_path_[s + 1] + problem_.least_input[s];
       held += away * problem_.least_activation[s] + problem_.weight[s] * problem_.weight_gradient[s];
     }
-    return problem_.microbatches * held / problem_.limit;
+    return held > 0 ? problem_.microbatches * held / problem_.most_limit[r] : 0;
   }
 
   /// Whether memory forces some F after the first I, so that idle times at the start and at the end are disjoint.
   [[nodiscard]] bool ends_apart(std::size_t r) const {
     double whole = 0;
     for (const int stage : problem_.stages_of[r]) whole += problem_.least_activation[static_cast<std::size_t>(stage)];
-    return problem_.microbatches * whole > problem_.limit + kTinyMemory;
+    return problem_.microbatches * whole > problem_.most_limit[r] + kTinyMemory;
   }
 
   /// The largest ratio of time to memory of any stage of the rank.
@@ -108,7 +109,7 @@ class Bound {
     for (const int stage : own) {
       const auto s = static_cast<std::size_t>(stage);
       all_forwards += problem_.microbatches * problem_.forward[s];
-      all_inputs += (problem_.microbatches - 1) * problem_.input[s];
+      all_inputs += (problem_.microbatches - 1) * problem_.least_input[s];
       all_weights += problem_.microbatches * problem_.weight[s];
       own_weights += problem_.weight[s];
     }
@@ -119,17 +120,19 @@ class Bound {
     const double there = forward_path_[end] - forward_path_[first];
     const double round_trip = forward_path_[end] - forward_path_[last] - problem_.forward[last] + turn;
 
-    const double forwards_held = product(
-        best_rate(r, problem_.least_activation, [&](std::size_t s) { return problem_.forward[s]; }), problem_.limit);
+    const double forwards_held =
+        product(best_rate(r, problem_.least_activation, [&](std::size_t s) { return problem_.forward[s]; }),
+                problem_.most_limit[r]);
     loss.start = std::max(0.0, there + turn - std::min(all_forwards, forwards_held));
 
     // Besides the last microbatch, memory holds microbatches that still need I and W, or only W.
     double whole = 0;
     for (const int stage : own) whole += problem_.least_activation[static_cast<std::size_t>(stage)];
-    const double room = std::max(0.0, problem_.limit - whole);
-    const double both =
-        best_rate(r, problem_.least_activation, [&](std::size_t s) { return problem_.input[s] + problem_.weight[s]; });
-    const double inputs = best_rate(r, problem_.least_activation, [&](std::size_t s) { return problem_.input[s]; });
+    const double room = std::max(0.0, problem_.most_limit[r] - whole);
+    const double both = best_rate(r, problem_.least_activation,
+                                  [&](std::size_t s) { return problem_.least_input[s] + problem_.weight[s]; });
+    const double inputs =
+        best_rate(r, problem_.least_activation, [&](std::size_t s) { return problem_.least_input[s]; });
     const double weights = best_rate(r, problem_.weight_gradient, [&](std::size_t s) { return problem_.weight[s]; });
     const double held = std::min(product(std::max(both, weights), room), all_inputs + all_weights - own_weights);
     loss.end = std::max(0.0, round_trip - held);

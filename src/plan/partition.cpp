@@ -50,6 +50,12 @@ Costs costs_of_stages(const std::vector<Layer>& layers, const Cuts& cuts, const 
   if (!ascending) {
     throw InvalidArgument(fmt::format("cuts must ascend from 0 to the number of layers, {}", layers.size()));
   }
+  const auto differs = [&](const Layer& layer) { return layer.costs.recompute != layers.front().costs.recompute; };
+  if (std::any_of(layers.begin(), layers.end(), differs)) {
+    throw InvalidArgument(
+        "recompute is true for some layers and false for others: a stage drops all its activations or none, so give it "
+        "to all layers or to none");
+  }
   Costs result = costs;
   result.stages.clear();
   for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
@@ -64,11 +70,15 @@ Costs costs_of_stages(const std::vector<Layer>& layers, const Cuts& cuts, const 
       for (const auto field :
            {&StageCosts::forward, &StageCosts::backward_input, &StageCosts::backward_weight, &StageCosts::backward,
             &StageCosts::optimizer, &StageCosts::unshard, &StageCosts::reduce_grad, &StageCosts::activation_memory,
-            &StageCosts::weight_gradient_memory}) {
+            &StageCosts::weight_gradient_memory, &StageCosts::parameter_memory, &StageCosts::master_memory,
+            &StageCosts::gradient_memory, &StageCosts::optimizer_memory, &StageCosts::unshard_memory,
+            &StageCosts::reduce_memory}) {
         stage.*field += layer.*field;
       }
     }
     const StageCosts& first = layers[static_cast<std::size_t>(cuts[s])].costs;
+    stage.input_memory = first.input_memory;
+    stage.recompute = first.recompute;
     stage.buffer_memory = first.buffer_memory;
     stage.backward_bytes = first.backward_bytes;
     stage.forward_bytes = layers[static_cast<std::size_t>(cuts[s + 1]) - 1].costs.forward_bytes;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "annealing.h"
+#include "feasibility.h"
 #include "problem.h"
 #include "seeds.h"
 #include "stagecraft/passes/verify.h"
@@ -42,7 +43,10 @@ void add_finalists(std::vector<Family>& families, const SearchResult& found) {
 
 /// Whether memory holds fewer microbatches in flight than there are ranks; then the building block matters most.
 bool is_tight(const Problem& problem) {
-  return problem.limit < problem.ranks * *std::max_element(problem.whole.begin(), problem.whole.end());
+  for (std::size_t r = 0; r < problem.limit.size(); ++r) {
+    if (problem.limit[r] < problem.ranks * problem.whole_of(r)) return true;
+  }
+  return false;
 }
 
 bool continues_fewer(const Problem& problem) {
@@ -63,7 +67,7 @@ PlacementPlan::PlacementPlan(const PlanRequest& request, const Placement& placem
 PlanResult PlacementPlan::run() {
   const Problem problem(request_.costs, placement_, request_.microbatches, request_.memory_limit);
   bound_ = lower_bound(problem);
-  mean_work_ = problem.mean_work;
+  mean_work_ = problem.mean_least_work;
   result_.lower_bound_span = bound_;
   result_.lower_bound_bubble = std::max(0.0, 1 - mean_work_ / bound_);
   const double begin = seconds_();
@@ -72,8 +76,8 @@ PlanResult PlacementPlan::run() {
   deadline_ = budget_ -= std::min(0.5 * (budget_ - begin), seconds_() - begin);
   if (has_known_ && cancelled()) {
     result_.finished = false;  // a single trial may take longer than everything so far
-  } else if (counts_messages()) {
-    plan_around_messages();
+  } else if (counts_buffers()) {
+    plan_around_buffers();
   } else {
     plan_within(request_.memory_limit, 1, 0, 1);
   }
@@ -92,14 +96,16 @@ bool PlacementPlan::fits(const Simulation& simulation) const {
   return request_.memory_limit == 0 || simulation.peak_memory() <= request_.memory_limit + kMemoryMargin;
 }
 
-bool PlacementPlan::counts_messages() const {
-  return request_.memory_limit > 0 && std::any_of(request_.costs.stages.begin(), request_.costs.stages.end(),
-                                                  [](const StageCosts& stage) { return stage.buffer_memory > 0; });
+bool PlacementPlan::counts_buffers() const {
+  const Costs& costs = request_.costs;
+  return request_.memory_limit > 0 &&
+         (costs.shard != Shard::kNone || std::any_of(costs.stages.begin(), costs.stages.end(),
+                                                     [](const StageCosts& stage) { return stage.buffer_memory > 0; }));
 }
 
-/// The search counts only activations; the memory of waiting messages is known after its result is simulated. Short
-/// searches find how far below the limit activations must stay.
-void PlacementPlan::plan_around_messages() {
+/// The search does not count waiting messages, nor buffers of what replicas share: their memory is known after its
+/// result is simulated. Short searches find how far below the limit the rest must stay.
+void PlacementPlan::plan_around_buffers() {
   const double smallest = smallest_memory_limit(request_.costs, placement_);
   double limit = request_.memory_limit;
   double fitting = 0;  // largest limit on activations whose result fits, and smallest whose result does not
@@ -287,9 +293,10 @@ void PlacementPlan::solve_exactly_too() {
 
 void PlacementPlan::refuse() const {
   throw InfeasibleLimit(
-      fmt::format("no schedule was found that keeps a memory limit of {:g}, messages that wait included: the smallest "
-                  "peak of all that were tried is {:g}; give at least that",
-                  request_.memory_limit, least_peak_),
+      fmt::format("no schedule was found that keeps a memory limit of {}, messages that wait included: the smallest "
+                  "peak of all that were tried is {}; give at least that{}",
+                  memory_text(request_.costs, request_.memory_limit), memory_text(request_.costs, least_peak_),
+                  request_.costs.has_more_than_activations() ? "; " + remedies(request_, placement_) : ""),
       least_peak_);
 }
 

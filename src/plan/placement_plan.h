@@ -24,9 +24,9 @@ class PlacementPlan {
  private:
   [[nodiscard]] bool cancelled() const;
   [[nodiscard]] bool fits(const Simulation& simulation) const;
-  [[nodiscard]] bool counts_messages() const;
+  [[nodiscard]] bool counts_buffers() const;
 
-  void plan_around_messages();
+  void plan_around_buffers();
   double plan_within(double limit, double effort, double begin, double end);
   std::vector<Family> starting_points(const Problem& problem) const;
   void continue_fewer(std::vector<Family>& families, const Problem& fewer, const Problem& problem, double effort);

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
+#include "feasibility.h"
 #include "placement_plan.h"
 #include "problem.h"
 #include "stagecraft/core/measurement.h"
@@ -14,7 +16,6 @@
 namespace stagecraft {
 namespace {
 
-using detail::kMemoryMargin;
 using detail::Problem;
 
 int stages_per_rank(const PlanRequest& request) {
@@ -64,17 +65,6 @@ void check(const PlanRequest& request) {
   if (!(request.effort > 0)) throw InvalidArgument(fmt::format("an effort of {} is not possible", request.effort));
 }
 
-void check_limit(const PlanRequest& request, const Placement& placement) {
-  const double smallest = smallest_memory_limit(request.costs, placement);
-  if (request.memory_limit == 0 || request.memory_limit >= smallest - kMemoryMargin) return;
-  throw InfeasibleLimit(
-      fmt::format(
-          "a memory limit of {:g} is too small: a rank holds a microbatch's activations in all its stages before "
-          "the first of them can go, which is {:g} here; give at least that",
-          request.memory_limit, smallest),
-      smallest);
-}
-
 /// The plan with the smaller span, with the trials and known schedules of both.
 PlanResult better(PlanResult first, PlanResult second) {
   const bool keep = first.simulation.span <= second.simulation.span;
@@ -120,7 +110,7 @@ PlanResult plan(const PlanRequest& request) {
   const std::vector<Placement> placements = detail::placements_of(request);
   for (const Placement& placement : placements) {
     require_fit(request.costs, placement.stages(), placement.ranks());
-    check_limit(request, placement);
+    detail::check_limit(request, placement);
     if (request.exact) check_exact_size(placement, request.microbatches);
   }
   const std::function<double()> seconds = [start = seconds_now()] { return seconds_now() - start; };
@@ -145,8 +135,7 @@ PlanResult plan(const PlanRequest& request) {
 }
 
 double smallest_memory_limit(const Costs& costs, const Placement& placement) {
-  const Problem problem(costs, placement, 1, 0);
-  return *std::max_element(problem.whole.begin(), problem.whole.end());
+  return detail::least_memory(costs, placement, std::numeric_limits<int>::max());
 }
 
 double span_lower_bound(const Costs& costs, const Placement& placement, int microbatches, double memory_limit) {

@@ -50,14 +50,14 @@ class FixedOrder {
     return outcome;
   }
 
-  [[nodiscard]] bool fits(const StepRow& row) const {
+  [[nodiscard]] bool fits(const StepRow& row, std::size_t r) const {
     double memory = 0;
     for (const Step& step : row) {
       const auto s = static_cast<std::size_t>(step.stage);
       switch (step.part) {
         case Part::kForward:
           memory += problem_.activation[s];
-          if (memory > problem_.limit + kTinyMemory) return false;
+          if (memory > problem_.limit[r] + kTinyMemory) return false;
           break;
         case Part::kInput:
           memory += problem_.weight_gradient[s] - problem_.activation[s];
@@ -133,7 +133,7 @@ int move_one(const FixedOrder& order, std::vector<StepRow>& rows, Random& random
   } else {
     std::rotate(at(to), at(from), at(from + 1));
   }
-  if (order.fits(row)) return static_cast<int>(r);
+  if (order.fits(row, r)) return static_cast<int>(r);
   row = before;
   return -1;
 }

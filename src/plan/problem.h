@@ -32,11 +32,15 @@ struct Problem {
     return hold_up_sender && rank_of[from] != rank_of[to];
   }
 
+  /// Activations of one microbatch in all stages of a rank.
+  [[nodiscard]] double whole_of(std::size_t rank) const {
+    return stages_of[rank].empty() ? 0 : whole[static_cast<std::size_t>(stages_of[rank].back())];
+  }
+
   Placement placement;
   int ranks;
   int stages;
   int microbatches;
-  double limit;         ///< Memory limit of every rank; infinite if there is none.
   bool hold_up_sender;  ///< Whether a rank waits until its message has arrived.
   std::size_t links = 0;
 
@@ -44,10 +48,11 @@ struct Problem {
   std::vector<int> rank_of;
   std::vector<int> lap;  ///< Index of the stage among the stages of its rank.
   std::vector<double> forward;
-  std::vector<double> input;
+  std::vector<double> input;        ///< With the forward that a stage computes again.
+  std::vector<double> least_input;  ///< Without it: an I right after its F needs none.
   std::vector<double> weight;
-  std::vector<double> activation;        ///< Memory taken by F; at least what I leaves.
-  std::vector<double> least_activation;  ///< Memory taken by F, as the costs say.
+  std::vector<double> activation;        ///< Memory held after F; at least what I leaves.
+  std::vector<double> least_activation;  ///< Memory held after F, as the costs say.
   std::vector<double> weight_gradient;   ///< Memory held from I to W.
   std::vector<double> hop_up;            ///< Message time to the next stage, 0 within a rank.
   std::vector<double> hop_down;          ///< Message time to the previous stage.
@@ -63,9 +68,20 @@ struct Problem {
   std::vector<double> whole;  ///< For a rank's last stage: activations of one microbatch in all its stages; else 0.
 
   std::vector<std::vector<int>> stages_of;  ///< Per rank, ascending.
-  std::vector<double> work;                 ///< Per rank: compute time of all microbatches.
-  double mean_work = 0;                     ///< Mean over all ranks.
-  double unit = 0;                          ///< Compute time of one microbatch on the rank with the most work.
+  /// Per rank: memory for activations, infinite without a limit. What the rank holds besides is subtracted as if it
+  /// held all of it all the time, so that no schedule within `limit` exceeds the real one, buffers and messages apart.
+  /// None beyond `most_limit` keeps the real one: only what the rank always holds is subtracted there.
+  std::vector<double> limit;
+  std::vector<double> most_limit;
+  std::vector<double> work;        ///< Per rank: compute time of all microbatches.
+  std::vector<double> least_work;  ///< The same with `least_input`.
+  double mean_work = 0;            ///< Mean over all ranks.
+  double mean_least_work = 0;
+  double unit = 0;  ///< Compute time of one microbatch on the rank with the most work.
+
+ private:
+  void set_limits(const Costs& costs, double memory_limit);
+  [[nodiscard]] double briefly(const Costs& costs, const std::vector<int>& own) const;
 };
 
 /// Computes arrival times of messages. A directed link transfers one message at a time, in the order of sending.

@@ -114,8 +114,11 @@ int enough_microbatches(const Problem& problem) {
   constexpr double kPhases = 4;  // warm-up and cool-down, and two more in between
   constexpr double kMore = 4;
   constexpr int kMostPerRank = 3;
-  const double whole = *std::max_element(problem.whole.begin(), problem.whole.end());
-  const double under_way = whole > 0 ? problem.limit / whole : HUGE_VAL;
+  double under_way = HUGE_VAL;
+  for (std::size_t r = 0; r < problem.limit.size(); ++r) {
+    const double whole = problem.whole_of(r);
+    if (whole > 0) under_way = std::min(under_way, problem.limit[r] / whole);
+  }
   const int most = kMostPerRank * problem.ranks;
   return kPhases * under_way + kMore < most ? static_cast<int>(kPhases * under_way + kMore) : most;
 }

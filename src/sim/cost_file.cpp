@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 
 #include "parse_json.h"
 #include "stagecraft/core/error.h"
@@ -35,10 +36,21 @@ constexpr std::array kStageKeys = {
     StageKey{"buffer_memory", &StageCosts::buffer_memory, false},
     StageKey{"forward_bytes", &StageCosts::forward_bytes, false},
     StageKey{"backward_bytes", &StageCosts::backward_bytes, false},
+    StageKey{"parameter_memory", &StageCosts::parameter_memory, false},
+    StageKey{"master_memory", &StageCosts::master_memory, false},
+    StageKey{"gradient_memory", &StageCosts::gradient_memory, false},
+    StageKey{"optimizer_memory", &StageCosts::optimizer_memory, false},
+    StageKey{"unshard_memory", &StageCosts::unshard_memory, false},
+    StageKey{"reduce_memory", &StageCosts::reduce_memory, false},
+    StageKey{"input_memory", &StageCosts::input_memory, false},
 };
-constexpr std::array<std::string_view, 9> kGlobalKeys = {
-    "stages", "layers", "latency", "bandwidth", "links", "rank_slowdown", "overlap_factor", "overlap_communication",
-    "comment"};
+constexpr std::string_view kRecompute = "recompute";  // of a stage, but true or false
+constexpr std::array<std::string_view, 14> kGlobalKeys = {
+    "stages",      "layers",        "latency",         "bandwidth",
+    "links",       "rank_slowdown", "overlap_factor",  "overlap_communication",
+    "replicas",    "shard",         "replica_latency", "replica_bandwidth",
+    "memory_unit", "comment"};
+constexpr std::array kShards = {Shard::kNone, Shard::kOptimizer, Shard::kGradients, Shard::kParameters};
 constexpr std::array<std::string_view, 4> kLinkKeys = {"from", "to", "latency", "bandwidth"};
 
 class Reader {
@@ -51,6 +63,8 @@ class Reader {
     refuse_unknown(root, "", [](std::string_view key) { return is_stage_key(key) || is_in(kGlobalKeys, key); });
     CostFile file;
     Costs& costs = file.costs;
+    read_unit(root, costs);
+    in_bytes_ = costs.memory_in_bytes;
     if (root.contains("layers")) {
       read_layers(root, file);
     } else {
@@ -60,20 +74,19 @@ class Reader {
     if (const auto bandwidth = positive(root, "bandwidth", "")) costs.link.bandwidth = *bandwidth;
     if (const auto factor = positive(root, "overlap_factor", "")) costs.overlap_factor = *factor;
     if (root.contains("overlap_communication")) {
-      const Json& value = root["overlap_communication"];
-      if (!value.is_boolean())
-        complain("overlap_communication", fmt::format("got {}, expected true or false", shown(value)));
-      if (value.is_boolean()) costs.overlap_communication = value.get<bool>();
+      costs.overlap_communication = flag(root["overlap_communication"], "overlap_communication");
     }
     read_links(root, costs);
     read_slowdown(root, costs);
+    read_replicas(root, costs);
     finish();
     return file;
   }
 
  private:
   static bool is_stage_key(std::string_view key) {
-    return std::any_of(kStageKeys.begin(), kStageKeys.end(), [&](const StageKey& k) { return k.name == key; });
+    return key == kRecompute ||
+           std::any_of(kStageKeys.begin(), kStageKeys.end(), [&](const StageKey& k) { return k.name == key; });
   }
   template <typename Keys>
   static bool is_in(const Keys& keys, std::string_view key) {
@@ -111,19 +124,44 @@ class Reader {
     return std::nullopt;
   }
 
-  /// Derives the full backward and the weight-gradient memory from the other costs unless given.
-  static void complete(StageCosts& stage, bool has_backward, bool has_weight_gradient_memory) {
-    if (!has_backward) stage.backward = stage.backward_input + stage.backward_weight;
-    if (!has_weight_gradient_memory) stage.weight_gradient_memory = stage.activation_memory;
+  /// False after a complaint.
+  bool flag(const Json& value, const std::string& key) {
+    if (!value.is_boolean()) complain(key, fmt::format("got {}, expected true or false", shown(value)));
+    return value.is_boolean() && value.get<bool>();
+  }
+
+  /// Derives what is not given from the other costs. `object` has the keys of the stage.
+  static void complete(StageCosts& stage, const Json& object) {
+    if (!object.contains("backward")) stage.backward = stage.backward_input + stage.backward_weight;
+    if (!object.contains("weight_gradient_memory")) stage.weight_gradient_memory = stage.activation_memory;
+    if (!object.contains("reduce_memory")) stage.reduce_memory = stage.gradient_memory;  // a copy in one piece
+  }
+
+  /// Whether a stage has memory beside its activations.
+  static bool has_more(const StageCosts& stage) {
+    return stage.parameter_memory > 0 || stage.master_memory > 0 || stage.gradient_memory > 0 ||
+           stage.optimizer_memory > 0 || stage.input_memory > 0;
+  }
+
+  /// Complains of defaults that would be wrong beside other memory. `object` has the keys of the stages.
+  void check_memory(std::span<const StageCosts> stages, const Json& object, const std::string& prefix) {
+    const bool recomputes = std::any_of(stages.begin(), stages.end(), [](const StageCosts& s) { return s.recompute; });
+    const bool has_unit = in_bytes_ || std::any_of(stages.begin(), stages.end(), has_more);
+    if (has_unit && !object.contains("activation_memory")) {
+      complain(prefix + "activation_memory",
+               "is missing: all memory is in one unit, so it is not 1 beside bytes or parameters");
+    }
+    if (recomputes && !object.contains("input_memory")) {
+      complain(prefix + "input_memory", "is missing: a stage that is computed again keeps its input");
+    }
   }
 
   void read_stages(const Json& root, Costs& costs) {
     if (root.contains("stages")) return read_long_form(root, costs);
     std::size_t count = 1;
     std::string counted_by;
-    for (const StageKey& key : kStageKeys) {
-      const std::string name(key.name);
-      if (!root.contains(name) || !root[name].is_array()) continue;
+    const auto count_entries = [&](const std::string& name) {
+      if (!root.contains(name) || !root[name].is_array()) return;
       const std::size_t entries = root[name].size();
       if (entries == 0) {
         complain(name, "is an empty list: give one number for all stages, or one per stage");
@@ -134,11 +172,25 @@ class Reader {
         complain(name, fmt::format("has {} entries, but {} has {}: lists by stage are equally long", entries,
                                    counted_by, count));
       }
-    }
+    };
+    for (const StageKey& key : kStageKeys) count_entries(std::string(key.name));
+    count_entries(std::string(kRecompute));
     costs.stages.assign(count, StageCosts());
     for (const StageKey& key : kStageKeys) read_short_form_key(root, key, costs);
-    for (StageCosts& stage : costs.stages) {
-      complete(stage, root.contains("backward"), root.contains("weight_gradient_memory"));
+    if (root.contains(kRecompute)) read_short_form_recompute(root[std::string(kRecompute)], costs);
+    for (StageCosts& stage : costs.stages) complete(stage, root);
+    check_memory(costs.stages, root, "");
+  }
+
+  void read_short_form_recompute(const Json& value, Costs& costs) {
+    if (!value.is_array()) {
+      const bool all = flag(value, std::string(kRecompute));
+      for (StageCosts& stage : costs.stages) stage.recompute = all;
+      return;
+    }
+    for (std::size_t s = 0; s < value.size(); ++s) {
+      const bool own = flag(value[s], fmt::format("{}[{}]", kRecompute, s));
+      if (s < costs.stages.size()) costs.stages[s].recompute = own;
     }
   }
 
@@ -201,9 +253,8 @@ class Reader {
   }
 
   void refuse_beside(const Json& root, const std::string& list) {
-    for (const StageKey& key : kStageKeys) {
-      if (!root.contains(key.name)) continue;
-      complain(std::string(key.name), fmt::format("stands beside \"{}\": move it into each of them", list));
+    for (const auto& [key, value] : root.items()) {
+      if (is_stage_key(key)) complain(key, fmt::format("stands beside \"{}\": move it into each of them", list));
     }
   }
 
@@ -228,7 +279,11 @@ class Reader {
       if (const auto cost = number(object, name, prefix)) stage.*field.field = *cost;
       if (field.required && !object.contains(name)) complain(prefix + name, "is missing: give a number");
     }
-    complete(stage, object.contains("backward"), object.contains("weight_gradient_memory"));
+    if (object.contains(kRecompute)) {
+      stage.recompute = flag(object[std::string(kRecompute)], prefix + std::string(kRecompute));
+    }
+    complete(stage, object);
+    check_memory(std::span(&stage, 1), object, prefix);
     return stage;
   }
 
@@ -274,6 +329,41 @@ class Reader {
     }
   }
 
+  void read_replicas(const Json& root, Costs& costs) {
+    constexpr std::uint64_t kMost = 1 << 20;
+    if (root.contains("replicas")) {
+      const Json& value = root["replicas"];
+      const bool good =
+          value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 && value.get<std::uint64_t>() <= kMost;
+      if (!good) complain("replicas", fmt::format("got {}, expected a whole number from 1 to {}", shown(value), kMost));
+      if (good) costs.replicas = value.get<int>();
+    }
+    if (root.contains("shard")) {
+      const Json& value = root["shard"];
+      const auto known = std::find_if(kShards.begin(), kShards.end(), [&](Shard shard) {
+        return value.is_string() && value.get<std::string>() == shard_name(shard);
+      });
+      if (known == kShards.end()) {
+        complain("shard", fmt::format("got {}, expected none, optimizer, gradients or parameters", shown(value)));
+      } else {
+        costs.shard = *known;
+      }
+    }
+    if (const auto latency = number(root, "replica_latency", "")) costs.replica_link.latency = *latency;
+    if (const auto bandwidth = positive(root, "replica_bandwidth", "")) costs.replica_link.bandwidth = *bandwidth;
+  }
+
+  void read_unit(const Json& root, Costs& costs) {
+    if (!root.contains("memory_unit")) return;
+    const Json& value = root["memory_unit"];
+    costs.memory_in_bytes = value == "bytes";
+    if (value != "bytes" && value != "any") {
+      complain("memory_unit",
+               fmt::format("got {}, expected \"bytes\", or \"any\" for a unit of your own", shown(value)));
+    }
+  }
+
+  bool in_bytes_ = false;
   Faults problems_;
 };
 
@@ -297,6 +387,7 @@ std::string costs_to_json(const Costs& costs) {
   for (const StageCosts& stage : costs.stages) {
     Json& object = root["stages"].emplace_back();
     for (const StageKey& key : kStageKeys) object[std::string(key.name)] = stage.*key.field;
+    object[std::string(kRecompute)] = stage.recompute;
   }
   root["latency"] = costs.link.latency;
   if (costs.link.bandwidth > 0) root["bandwidth"] = costs.link.bandwidth;
@@ -308,29 +399,12 @@ std::string costs_to_json(const Costs& costs) {
   if (!costs.rank_slowdown.empty()) root["rank_slowdown"] = costs.rank_slowdown;
   root["overlap_factor"] = costs.overlap_factor;
   root["overlap_communication"] = costs.overlap_communication;
+  root["replicas"] = costs.replicas;
+  root["shard"] = shard_name(costs.shard);
+  root["replica_latency"] = costs.replica_link.latency;
+  if (costs.replica_link.bandwidth > 0) root["replica_bandwidth"] = costs.replica_link.bandwidth;
+  root["memory_unit"] = costs.memory_in_bytes ? "bytes" : "any";
   return root.dump(2) + "\n";
-}
-
-std::string example_costs() {
-  Costs costs;
-  // One entry for all stages, so that the example fits any number of stages and any number of ranks from 2 on.
-  const StageCosts stage{.forward = 18.5,
-                         .backward_input = 18.1,
-                         .backward_weight = 9.3,
-                         .backward = 27.4,
-                         .optimizer = 4.0,
-                         .unshard = 0.0,
-                         .reduce_grad = 0.0,
-                         .activation_memory = 1.0,
-                         .weight_gradient_memory = 0.6,
-                         .buffer_memory = 0.1,
-                         .forward_bytes = 8e6,
-                         .backward_bytes = 8e6};
-  costs.stages = {stage};
-  costs.link = {.latency = 0.2, .bandwidth = 2e7};
-  costs.links = {{.from = RankId(0), .to = RankId(1), .costs = {.latency = 0.4, .bandwidth = 1e7}}};
-  costs.rank_slowdown = {1.0};
-  return costs_to_json(costs);
 }
 
 }  // namespace stagecraft

@@ -2,9 +2,32 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "stagecraft/core/error.h"
 
 namespace stagecraft {
+
+std::string_view shard_name(Shard shard) {
+  static constexpr std::array<std::string_view, 4> kNames = {"none", "optimizer", "gradients", "parameters"};
+  return kNames.at(static_cast<std::size_t>(shard));
+}
+
+std::string memory_text(const Costs& costs, double memory) {
+  if (!costs.memory_in_bytes) return fmt::format("{:g}", memory);
+  static constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  for (; std::abs(memory) >= 1024 && unit + 1 < kUnits.size(); ++unit) memory /= 1024;
+  return fmt::format("{:.{}f} {}", memory, unit == 0 ? 0 : 2, kUnits[unit]);
+}
+
+bool Costs::has_more_than_activations() const {
+  return replicas > 1 || std::any_of(stages.begin(), stages.end(), [](const StageCosts& stage) {
+           return stage.recompute || stage.parameter_memory > 0 || stage.master_memory > 0 ||
+                  stage.gradient_memory > 0 || stage.optimizer_memory > 0;
+         });
+}
 
 LinkCosts Costs::between(RankId from, RankId to) const {
   for (const NamedLink& named : links) {
@@ -29,6 +52,13 @@ void require_fit(const Costs& costs, int stages, int ranks) {
     if (std::max(named.from.value, named.to.value) < ranks) continue;
     complain(fmt::format("costs: links: the link from rank {} to rank {} does not exist, ranks go from 0 to {}",
                          named.from.value, named.to.value, ranks - 1));
+  }
+  if (costs.replicas < 1) complain(fmt::format("costs: replicas is at least 1, got {}", costs.replicas));
+  if (costs.shard != Shard::kNone && costs.replicas == 1) {
+    complain(
+        fmt::format("costs: shard is {}, which says what replicas share, but there is only one: give replicas, or "
+                    "leave shard out",
+                    shard_name(costs.shard)));
   }
   if (!problems.empty()) throw InvalidArgument(problems);
 }

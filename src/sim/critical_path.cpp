@@ -11,13 +11,18 @@ namespace {
 class Walk {
  public:
   Walk(const Schedule& schedule, const Simulation& simulation)
-      : schedule_(schedule), times_(simulation.times), slots_(compute_slots(schedule)) {}
+      : schedule_(schedule),
+        times_(simulation.times),
+        waits_(simulation.parameter_waits),
+        slots_(compute_slots(schedule)) {}
 
   std::vector<CriticalAction> run() {
     std::vector<CriticalAction> path;
     for (CriticalAction at = last_of_all(); at.slot >= 0;) {
       CriticalAction before = before_on_rank(at);
-      if (before.slot < 0 || before.end < at.start) {
+      // A wait for parameters begins when all else is there, up to the last bits of a sum.
+      const double ready = at.waited > 0 ? at.start - at.waited * (1 + 1e-9) : at.start;
+      if (before.slot < 0 || before.end < ready) {
         const CriticalAction giver = latest_giver(at);
         if (giver.slot >= 0) {
           at.after_message = true;
@@ -36,8 +41,12 @@ class Walk {
     if (slot < 0) return {.rank = rank, .slot = -1};
     const auto i = static_cast<std::size_t>(slot);
     const ActionTime time = times_[rank.index()][i];
-    return {
-        .rank = rank, .slot = slot, .action = schedule_.rows[rank.index()][i], .start = time.start, .end = time.end};
+    return {.rank = rank,
+            .slot = slot,
+            .action = schedule_.rows[rank.index()][i],
+            .start = time.start,
+            .end = time.end,
+            .waited = waits_.empty() ? 0 : waits_[rank.index()][i]};
   }
 
   [[nodiscard]] CriticalAction before_on_rank(const CriticalAction& action) const {
@@ -71,6 +80,7 @@ class Walk {
 
   const Schedule& schedule_;
   const std::vector<std::vector<ActionTime>>& times_;
+  const std::vector<std::vector<double>>& waits_;  // empty without replicas
   StageMicrobatchTable<ComputeSlots> slots_;
 };
 
@@ -89,7 +99,8 @@ CriticalSummary summarize(const std::vector<CriticalAction>& path, int ranks) {
   for (std::size_t i = 0; i < path.size(); ++i) {
     summary.compute += path[i].end - path[i].start;
     summary.by_rank[path[i].rank.index()] += path[i].end - path[i].start;
-    if (path[i].after_message) summary.messages += path[i].start - path[i - 1].end;
+    summary.parameters += path[i].waited;
+    if (path[i].after_message) summary.messages += path[i].start - path[i].waited - path[i - 1].end;
   }
   return summary;
 }

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "recomputed.h"
+#include "replica_stream.h"
 #include "stagecraft/schedule/dataflow.h"
 #include "stagecraft/sim/simulator.h"
 
@@ -28,5 +30,19 @@ struct Arrivals {
 /// Memory of one rank over time, from its row and times. Returns the peak; fills `curve` unless null.
 double replay_memory(const Schedule& schedule, const Costs& costs, const Arrivals& arrivals, RankId rank,
                      const std::vector<ActionTime>& times, std::vector<MemoryPoint>* curve);
+
+/// What the memory of a rank follows from.
+struct RankReplay {
+  const Schedule& schedule;
+  const Costs& costs;
+  const Arrivals& arrivals;
+  RankId rank;
+  const std::vector<ActionTime>& times;
+  const Recomputed& recomputed;
+  const ReplicaStream* stream;  ///< Null without replicas.
+};
+
+/// The same for costs that have more than activations. Returns what the rank holds at its peak.
+MemoryParts replay_all_memory(const RankReplay& replay, std::vector<MemoryPoint>* curve);
 
 }  // namespace stagecraft::detail

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "memory.h"
+#include "recomputed.h"
+#include "replica_stream.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/in_parts.h"
 #include "stagecraft/core/random.h"
+#include "stagecraft/passes/pass.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/schedule/action.h"
 
@@ -13,6 +16,8 @@ namespace stagecraft {
 namespace {
 
 using detail::Arrivals;
+using detail::Recomputed;
+using detail::ReplicaStream;
 
 /// Runs each rank as far as its messages have arrived. Times depend only on the rank's own past and on arrivals, so the
 /// order in which ranks are visited does not matter.
@@ -24,11 +29,17 @@ class Replay {
         options_(options),
         action_costs_(costs, schedule.placement),
         communicates_(schedule.communicates()),
+        has_more_(costs.has_more_than_activations()),
         flow_(schedule),
-        arrivals_(schedule) {
+        arrivals_(schedule),
+        recomputed_(schedule, costs) {
     ranks_.resize(schedule.rows.size());
+    if (costs.replicas > 1) {
+      for (int r = 0; r < schedule.ranks(); ++r) streams_.emplace_back(costs, schedule.placement, RankId(r));
+    }
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       ranks_[r].times.resize(schedule.rows[r].size());
+      if (costs.replicas > 1) ranks_[r].parameter_waits.resize(schedule.rows[r].size());
       ranks_[r].random.seed(options.seed + r);
     }
   }
@@ -48,7 +59,10 @@ class Replay {
       simulation.span = std::max(simulation.span, rank.span());
     }
     if (options_.keep_times) {
-      for (Rank& rank : ranks_) simulation.times.push_back(std::move(rank.times));
+      for (Rank& rank : ranks_) {
+        simulation.times.push_back(std::move(rank.times));
+        if (!streams_.empty()) simulation.parameter_waits.push_back(std::move(rank.parameter_waits));
+      }
     }
     return simulation;
   }
@@ -63,7 +77,8 @@ class Replay {
     double now = 0;
     std::size_t next = 0;
     std::vector<ActionTime> times;
-    std::vector<OutgoingLink> links;  // few: a rank has few neighbours
+    std::vector<double> parameter_waits;  // with replicas
+    std::vector<OutgoingLink> links;      // few: a rank has few neighbours
     Random random;
   };
 
@@ -73,7 +88,13 @@ class Replay {
     if (!wait_for_input(action.first(), start)) return false;
     if (action.is_overlap() && !wait_for_input(action.second(), start)) return false;
     double cost = action_costs_.of(action);
-    if (options_.jitter > 0) cost *= std::max(0.0, 1 + options_.jitter * rank.random.normal());
+    if (recomputed_.any()) cost += cost_of_forwards(action);
+    const double factor = options_.jitter > 0 ? std::max(0.0, 1 + options_.jitter * rank.random.normal()) : 1;
+    if (options_.jitter > 0) cost *= factor;
+    if (!streams_.empty()) {
+      if (run_beside(r, action, factor)) return true;
+      if (is_compute(action.kind())) start = wait_for_parameters(r, action, start, factor);
+    }
     const double end = start + cost;
     rank.times[rank.next++] = {start, end};
     rank.now = end;
@@ -93,6 +114,49 @@ class Replay {
     if (arrival == Arrivals::kNever) return false;
     start = std::max(start, arrival);
     return true;
+  }
+
+  /// Time of the forwards that B and I compute again.
+  [[nodiscard]] double cost_of_forwards(const Action& action) const {
+    double cost = 0;
+    for_each_part(action, [&](const Action& part) {
+      if (!gives_input_gradient(part.kind()) || !recomputed_(part)) return;
+      cost += action_costs_.of(ActionKind::kForward, part.stage());
+    });
+    return action.is_overlap() ? costs_.overlap_factor * cost : cost;
+  }
+
+  /// Whether the action is one that the communication stream does.
+  bool run_beside(std::size_t r, const Action& action, double factor) {
+    Rank& rank = ranks_[r];
+    ActionTime& time = rank.times[rank.next];
+    switch (action.kind()) {
+      case ActionKind::kUnshard:
+        time = streams_[r].unshard(action.stage(), rank.now, rank.next, factor);
+        break;
+      case ActionKind::kReshard:
+        rank.now = streams_[r].reshard(action.stage(), rank.now, rank.next);
+        time = {rank.now, rank.now};
+        break;
+      case ActionKind::kReduceGrad:
+        time = streams_[r].reduce(action.stage(), rank.now, factor);
+        break;
+      default:
+        return false;
+    }
+    ++rank.next;
+    return true;
+  }
+
+  /// `start` is when the messages are there.
+  double wait_for_parameters(std::size_t r, const Action& action, double start, double factor) {
+    double whole = start;
+    for_each_part(action, [&](const Action& part) {
+      whole = std::max(whole, streams_[r].whole_at(part.stage(), ranks_[r].now, ranks_[r].next, factor));
+    });
+    streams_[r].add_exposed(whole - start);
+    ranks_[r].parameter_waits[ranks_[r].next] = whole - start;
+    return whole;
   }
 
   OutgoingLink& link_to(Rank& rank, RankId from, RankId to) {
@@ -116,7 +180,7 @@ class Replay {
     flow_.wake(to.index());
   }
 
-  void finish(std::size_t r, Simulation& simulation) const {
+  void finish(std::size_t r, Simulation& simulation) {
     const Rank& rank = ranks_[r];
     const Row& row = schedule_.rows[r];
     RankOutcome& outcome = simulation.ranks[r];
@@ -129,11 +193,29 @@ class Replay {
       outcome.busy += rank.times[i].end - rank.times[i].start;
     }
     outcome.end = rank.now;
+    if (!streams_.empty()) {
+      outcome.end = streams_[r].finish(rank.now, trains(row));
+      outcome.communication = streams_[r].communication();
+      outcome.exposed = streams_[r].exposed();
+    }
     for (const StageId stage : schedule_.placement.stages_of(RankId(r))) {
       outcome.end += costs_.slowdown(RankId(r)) * costs_.of(stage).optimizer;
     }
-    outcome.peak_memory = detail::replay_memory(schedule_, costs_, arrivals_, RankId(r), rank.times,
-                                                options_.keep_memory ? &simulation.memory[r] : nullptr);
+    std::vector<MemoryPoint>* curve = options_.keep_memory ? &simulation.memory[r] : nullptr;
+    if (has_more_) {
+      outcome.at_peak = detail::replay_all_memory({.schedule = schedule_,
+                                                   .costs = costs_,
+                                                   .arrivals = arrivals_,
+                                                   .rank = RankId(r),
+                                                   .times = rank.times,
+                                                   .recomputed = recomputed_,
+                                                   .stream = streams_.empty() ? nullptr : &streams_[r]},
+                                                  curve);
+      outcome.peak_memory = outcome.at_peak.total();
+    } else {
+      outcome.peak_memory = detail::replay_memory(schedule_, costs_, arrivals_, RankId(r), rank.times, curve);
+      outcome.at_peak.activations = outcome.peak_memory;
+    }
   }
 
   [[noreturn]] void refuse(std::size_t r) const {
@@ -149,8 +231,11 @@ class Replay {
   const SimulationOptions& options_;
   ActionCosts action_costs_;
   bool communicates_;
+  bool has_more_;  // than activations to hold
   Dataflow flow_;
   Arrivals arrivals_;
+  Recomputed recomputed_;
+  std::vector<ReplicaStream> streams_;  // by rank, with replicas
   std::vector<Rank> ranks_;
 };
 
@@ -159,6 +244,31 @@ double idle_part(const std::vector<RankOutcome>& ranks, double time) {
   double busy = 0;
   for (const RankOutcome& rank : ranks) busy += rank.busy;
   return 1 - busy / (time * static_cast<double>(ranks.size()));
+}
+
+/// Changes a simulation of the schedule that passes have made of `schedule` into one of `schedule`: with times of the
+/// slots that it has.
+void undo_passes(Simulation& simulation, const Schedule& schedule, const Schedule& lowered) {
+  for (std::size_t r = 0; r < schedule.rows.size(); ++r) {
+    std::vector<ActionTime> times;
+    std::vector<double> waits;
+    std::size_t at = 0;
+    double now = 0;
+    for (const Action& action : schedule.rows[r]) {
+      if (action.is_idle()) {
+        times.push_back({now, now});
+        waits.push_back(0);
+        continue;
+      }
+      while (!is_compute(lowered.rows[r][at].kind())) ++at;
+      times.push_back(simulation.times[r][at]);
+      waits.push_back(simulation.parameter_waits[r][at]);
+      now = times.back().end;
+      ++at;
+    }
+    simulation.times[r] = std::move(times);
+    simulation.parameter_waits[r] = std::move(waits);
+  }
 }
 
 }  // namespace
@@ -172,9 +282,24 @@ double Simulation::peak_memory() const {
   return peak;
 }
 
+double Simulation::hidden_communication() const {
+  double communication = 0;
+  double exposed = 0;
+  for (const RankOutcome& rank : ranks) {
+    communication += rank.communication;
+    exposed += rank.exposed;
+  }
+  return communication > 0 ? std::max(0.0, 1 - exposed / communication) : 1;
+}
+
 Simulation simulate(const Schedule& schedule, const Costs& costs, const SimulationOptions& options) {
   require_sound(schedule);
-  return Replay(schedule, costs, options).run();
+  if (costs.replicas <= 1 || schedule.is_lowered()) return Replay(schedule, costs, options).run();
+  Schedule lowered = schedule;
+  run_passes(lowered, "unshard_reshard,reduce_grad");
+  Simulation simulation = Replay(lowered, costs, options).run();
+  if (options.keep_times) undo_passes(simulation, schedule, lowered);
+  return simulation;
 }
 
 }  // namespace stagecraft

@@ -58,6 +58,31 @@ Costs with_slower_link(const Costs& costs, int ranks, RankId a, RankId b, double
   return changed;
 }
 
+Costs with_replicas(const Costs& costs, int replicas, Shard shard) {
+  if (replicas < 1) throw InvalidArgument(fmt::format("there is at least 1 replica, got {}", replicas));
+  if (replicas == 1 && shard != Shard::kNone) {
+    throw InvalidArgument(
+        fmt::format("replicas share {}, but there is only one: give 2 or more, or share nothing", shard_name(shard)));
+  }
+  Costs changed = costs;
+  changed.replicas = replicas;
+  changed.shard = shard;
+  return changed;
+}
+
+Costs with_recompute(const Costs& costs, bool recompute) {
+  const bool has_inputs = std::any_of(costs.stages.begin(), costs.stages.end(),
+                                      [](const StageCosts& stage) { return stage.input_memory > 0; });
+  if (recompute && !has_inputs) {
+    throw InvalidArgument(
+        "a stage that is computed again keeps its input, and the costs do not say how much memory that takes: give "
+        "input_memory");
+  }
+  Costs changed = costs;
+  for (StageCosts& stage : changed.stages) stage.recompute = recompute;
+  return changed;
+}
+
 JitterOutcome simulate_jitter(const Schedule& schedule, const Costs& costs, double jitter, int runs,
                               std::uint64_t seed) {
   if (!(jitter >= 0 && jitter <= 1)) {

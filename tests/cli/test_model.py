@@ -26,6 +26,7 @@ class Model(exported.ExportCase, CommandCase):
         self.assertRegex(text, r"\noutputs +logits: float32 \[s\d+, 6, 16\]\n +last: float32 \[s\d+, 6, 8\]\n")
         self.assertRegex(text, r"\nsizes +s\d+: 2 to 64, 4 at export\n")
         self.assertRegex(text, r"\nparameters +25: 2\.\d+k numbers, ")
+        self.assertRegex(text, r"\ntraining +gradients \d.*, state of Adam \d.*, activations of a microbatch about \d")
         self.assertRegex(text, r"\ntied +\S+\.weight = \S+\.weight\n")
         self.assertRegex(text, r"\nbuffers +1: 1 numbers, 4 B\n")
         self.assertRegex(text, r"\naten::linear +9 ")
@@ -51,6 +52,10 @@ class Model(exported.ExportCase, CommandCase):
         numbers = sum(p.numel() for p in model.parameters())
         self.assertEqual(report["totals"]["parameters"], {"count": len(list(model.parameters())), "numbers": numbers,
                                                           "bytes": 4 * numbers})
+        training = report["training"]
+        self.assertEqual((training["parameter_memory"], training["gradient_memory"], training["optimizer_memory"]),
+                         (4 * numbers, 4 * numbers, 8 * numbers))
+        self.assertGreater(training["activation_memory"], training["input_memory"])
         sizes = {p["name"]: p["sizes"] for p in report["parameters"]}
         for name, parameter in model.named_parameters():
             if name in sizes:  # of two names of one weight, one is enough

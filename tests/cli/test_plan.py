@@ -51,6 +51,41 @@ class Plan(CommandCase):
         self.assert_error(done, UNUSABLE, "1.5 is too small", "2 here", "give at least that")
         self.assertEqual(self.command(*self.plan("--placement", "v", "--memory-limit", 2)).returncode, OK)
 
+    def test_limits_in_bytes(self):
+        gib = 1 << 30
+        costs = {**COSTS, "memory_unit": "bytes", "activation_memory": gib, "input_memory": gib // 32, "parameter_memory": gib,
+                 "gradient_memory": gib, "optimizer_memory": 2 * gib}
+        self.file("costs.json", json.dumps(costs))
+        report = self.output(*self.plan("--memory-limit", "7GiB"))
+        self.assertRegex(report, r"peak memory +[67]\.\d\d GiB of 7\.00 GiB\n")
+        self.assertRegex(report, r"at the peak +rank \d: parameters 1\.00 GiB, gradients 1\.00 GiB, optimizer 2\.00 GiB")
+        planned = json.loads(self.output(*self.plan("--memory-limit", "7516.192768MB", "--format", "json")))
+        self.assertAlmostEqual(planned["memory_limit"], 7 * gib)
+        self.assertLessEqual(planned["peak"]["max"], 7 * gib)
+        self.output(*self.plan("--memory-limit", "6GiB", "--recompute", "all", "--replicas", "2", "--shard", "optimizer"))
+        done = self.command(*self.plan("--memory-limit", "4.5GiB"))
+        self.assert_error(done, UNUSABLE, "4.50 GiB is too small by 512.00 MiB", "needs 5.00 GiB",
+                          "within the limit: shard parameters and recompute with 2 replicas needs 4.50 GiB")
+        done = self.command(*self.plan("--memory-limit", "4.5GiB", "--replicas", "4"))
+        self.assert_error(done, UNUSABLE, "within the limit: shard optimizer needs 3.")
+        self.assert_error(self.command(*self.plan("--memory-limit", "80")), UNUSABLE, "limit of 80 B is too small")
+        self.assert_error(self.command(*self.plan("--memory-limit", "80gigs")), UNUSABLE, "'80gigs'", "such as GiB")
+
+    def test_a_limit_in_bytes_needs_costs_in_bytes(self):
+        done = self.command(*self.plan("--memory-limit", "80GiB"))
+        self.assert_error(done, UNUSABLE, "--memory-limit 80GiB is in bytes", "unit of its own", '"memory_unit": "bytes"')
+
+    def test_options_change_the_costs_of_layers(self):
+        block = {"forward": 1, "backward_input": 1, "backward_weight": 0.5, "repeat": 8, "activation_memory": 4,
+                 "input_memory": 1, "parameter_memory": 2}
+        self.file("costs.json", json.dumps({"layers": [block]}))
+        self.output(*self.plan("--recompute", "all", "--replicas", 2, "--shard", "parameters", "--stage-costs", "stages.json",
+                               ranks=2))
+        stages = json.loads((self.folder / "stages.json").read_text())
+        self.assertEqual((stages["replicas"], stages["shard"]), (2, "parameters"))
+        self.assertEqual([(s["recompute"], s["input_memory"], s["parameter_memory"]) for s in stages["stages"]],
+                         2 * [(True, 1, 8)])
+
     def test_bad_input_names_what_is_wrong(self):
         self.assert_error(self.command(*self.plan("--placement", "linear", "--stages-per-rank", 2)), UNUSABLE, "linear")
         self.assert_error(self.command(*self.plan("--memory-limit", "-3")), UNUSABLE, "--memory-limit", "'-3'")

@@ -75,6 +75,69 @@ class Simulate(CommandCase):
         self.assertEqual((done.returncode, done.stdout), (REFUSED, ""))
 
 
+# A stage of 1 GiB of parameters in 16 bits: masters and gradients in 32, Adam, activations of 512 MiB.
+GIB = 1 << 30
+BYTES = {**COSTS, "memory_unit": "bytes", "activation_memory": GIB // 2, "input_memory": GIB // 64, "parameter_memory": GIB,
+         "master_memory": 2 * GIB, "gradient_memory": 2 * GIB, "optimizer_memory": 4 * GIB, "reduce_memory": 0,
+         "replica_bandwidth": GIB}
+
+
+class Memory(CommandCase):
+    """Parameters, replicas and recompute."""
+
+    def setUp(self):
+        super().setUp()
+        self.generate("s.csv", "1F1B", 2, 4)
+        self.file("costs.json", json.dumps(BYTES))
+
+    def text(self, *args):
+        return self.output("simulate", "s.csv", "--costs", "costs.json", *args)
+
+    def json(self, *args):
+        return json.loads(self.text("--format", "json", *args))
+
+    def test_what_a_rank_holds_at_its_peak(self):
+        rank = self.json()["per_rank"][0]
+        # Gradients of a microbatch are of the parameters' type, and are added to the others.
+        self.assertEqual(rank["at_peak"], {"parameters": 3 * GIB, "gradients": 3 * GIB, "optimizer": 4 * GIB, "activations": GIB})
+        self.assertEqual(rank["peak_memory"], 11 * GIB)
+        text = self.text()
+        self.assertRegex(text, r"peak memory +11\.00 GiB\n")
+        self.assertRegex(text, r"\nRANK +PARAMETERS +GRADIENTS +OPTIMIZER +ACTIVATIONS")
+        self.assertRegex(text, r"\n +0 +3\.00 GiB +3\.00 GiB +4\.00 GiB +1\.00 GiB +0 +0\n")
+
+    def test_options_change_the_costs(self):
+        shared = self.json("--replicas", 4, "--shard", "parameters")
+        self.assertEqual(shared["per_rank"][0]["at_peak"],
+                         {"parameters": 1.5 * GIB, "gradients": 3 * GIB, "optimizer": GIB, "activations": GIB})
+        # A gather moves 3/4 GiB, a reduction 3/2; the gathers of both ranks begin at once.
+        self.assertEqual(shared["per_rank"][0]["communication"], 0.75 + 1.5)
+        self.assertEqual(shared["per_rank"][0]["exposed"], 0.75 + 1.5)
+        self.assertLess(shared["hidden_communication"], 0.3)
+        self.assertRegex(self.text("--replicas", 4, "--shard", "parameters"),
+                         r"replicas +4, shard parameters: communication 4\.5, \d+\.\d+% hidden")
+        plain = self.json()
+        again = self.json("--recompute", "all")
+        self.assertGreater(again["makespan"], plain["makespan"])
+        self.assertEqual(again["per_rank"][0]["at_peak"]["activations"], GIB // 2 + GIB // 64)
+        self.assertEqual(again["per_rank"][1]["busy"], plain["per_rank"][1]["busy"], "the last stage returns at once")
+        self.assertEqual(self.json("--recompute", "none"), plain)
+        self.assertEqual(self.json("--replicas", 1), plain)
+        rows = json.loads(self.output("compare", "s.csv", "--costs", "costs.json", "--format", "json", "--recompute", "all"))
+        self.assertEqual(rows[0]["peak"], again["peak"])
+        self.assertIn("GiB", self.output("compare", "s.csv", "--costs", "costs.json"))
+
+    def test_what_cannot_be(self):
+        args = ["simulate", "s.csv", "--costs", "costs.json"]
+        self.assert_error(self.command(*args, "--shard", "gradients"), UNUSABLE, "share gradients", "only one")
+        self.assert_error(self.command(*args, "--shard", "all"), UNUSABLE, "'all'", "optimizer|gradients")
+        self.assert_error(self.command(*args, "--replicas", "0"), UNUSABLE, "--replicas")
+        self.file("costs.json", json.dumps(COSTS))
+        self.assert_error(self.command(*args, "--recompute", "all"), UNUSABLE, "input_memory")
+        self.file("costs.json", json.dumps({**COSTS, "parameter_memory": 1e9}))
+        self.assert_error(self.command(*args), UNUSABLE, "costs.json: activation_memory: is missing")
+
+
 class Compare(CommandCase):
     def test_the_shortest_first(self):
         self.file("costs.json", json.dumps(COSTS))
@@ -97,6 +160,9 @@ class Costs(CommandCase):
         example = self.output("costs", "--example")
         self.file("costs.json", example)
         self.assertEqual(self.output("costs", "costs.json"), example)
+        large = self.output("costs", "--example", "--bytes")
+        self.assertEqual(set(json.loads(large)["stages"][0]), set(json.loads(example)["stages"][0]))
+        self.assertEqual(self.output("costs", "-", input=large), large)
         done = self.command("costs")
         self.assertEqual(done.returncode, UNUSABLE)
         self.assertIn("--example", done.stderr)

@@ -67,7 +67,21 @@ class Split(exported.ExportCase, CommandCase):
             self.assertEqual(cost["backward"], 2 * stage["work"])
             self.assertEqual(cost["forward_bytes"], stage["bytes_out"])
             self.assertEqual(cost["backward_bytes"], stage["bytes_in"])
+            self.assertEqual(cost["parameter_memory"], stage["parameter_bytes"])
+            self.assertEqual(cost["gradient_memory"], cost["parameter_memory"])
+            self.assertEqual(cost["optimizer_memory"], 2 * cost["parameter_memory"])
+            self.assertGreaterEqual(cost["activation_memory"], cost["input_memory"] + stage["bytes_out"])
+        self.assertEqual(costs["memory_unit"], "bytes")
+        self.assertEqual([cost["input_memory"] for cost in costs["stages"][1:]],
+                         [stage["bytes_in"] for stage in report["stages"][1:]])
+        self.split("--stages", 4, "--costs", "momentum.json", "--optimizer", "momentum")
+        momentum = json.loads((self.folder / "momentum.json").read_text())
+        self.assertEqual([cost["optimizer_memory"] for cost in momentum["stages"]],
+                         [cost["parameter_memory"] for cost in costs["stages"]])
         self.output("costs", "costs.json")
+        simulated = self.output("simulate", self.generate("again.csv"), "--costs", "costs.json", "--replicas", 2, "--shard",
+                                "parameters", "--recompute", "all")
+        self.assertRegex(simulated, r"peak memory +\d+\.\d\d KiB")
         plan = json.loads(self.output("plan", "--ranks", 4, "--microbatches", 8, "--costs", "costs.json", "--format", "json",
                                       "--time-budget", 2))
         self.assertEqual(plan["stages"], 4)

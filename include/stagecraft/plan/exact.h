@@ -9,7 +9,7 @@ struct ExactResult {
   Simulation simulation;
   /// Whether the span is proven optimal. If not, either the time ran out and this is the best schedule found, or the
   /// simulated span is longer than the optimum of the integer program, which does not model messages that share a link
-  /// or hold up their sender.
+  /// or hold up their sender, or the costs have more than activations.
   bool proven = false;
 };
 

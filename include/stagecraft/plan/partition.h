@@ -10,8 +10,9 @@ namespace stagecraft {
 using Cuts = std::vector<int>;
 
 /// The costs of the stages that `cuts` makes. Times and memory are sums over layers; forward bytes are those of the
-/// last layer, backward bytes and buffer memory those of the first. Everything except `stages` is copied from `costs`.
-/// Throws InvalidArgument unless the cuts ascend strictly from 0 to the number of layers.
+/// last layer, backward bytes, buffer and input memory those of the first. Everything except `stages` is copied from
+/// `costs`. Throws InvalidArgument unless the cuts ascend strictly from 0 to the number of layers, and all layers are
+/// computed again or none.
 Costs costs_of_stages(const std::vector<Layer>& layers, const Cuts& cuts, const Costs& costs);
 
 /// Cuts that minimise the largest stage, improved by moving single layers while that balances the ranks' work better.

@@ -27,7 +27,8 @@ struct PlanRequest {
   int ranks = 1;
   int microbatches = 1;
   Costs costs;
-  /// Most memory a rank may hold, in the unit of the costs; 0 means no limit.
+  /// Most memory a rank may hold, in the unit of the costs; 0 means no limit. Counts all that the costs state:
+  /// activations, messages, parameters, gradients, state of the optimizer.
   double memory_limit = 0;
   PlacementChoice placement = PlacementChoice::kAny;
   /// 0 means the number of stages in `costs` divided by the ranks; if `costs` has a single entry, 1 for linear and any,
@@ -91,7 +92,8 @@ class InfeasibleLimit : public InvalidArgument {
 PlanResult plan(const PlanRequest& request);
 
 /// The smallest feasible memory limit: the activations of one microbatch in all stages of a rank, for the rank where
-/// they are largest. Does not include waiting messages.
+/// they are largest, without waiting messages. If the costs have more than activations: the peak of running one
+/// microbatch at a time, all included.
 double smallest_memory_limit(const Costs& costs, const Placement& placement);
 
 /// A lower bound on the span (the largest span of any rank) of every schedule. `memory_limit` 0 means no limit.

@@ -2,8 +2,10 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "stagecraft/core/shard.h"
 #include "stagecraft/schedule/schedule.h"
 
 /// Costs of actions, messages and activations. Times and memory may be in any unit, used consistently.
@@ -16,8 +18,8 @@ struct StageCosts {
   double backward_weight = 1;
   double backward = 2;     ///< Full backward; a cost file without it gets the sum of its parts.
   double optimizer = 0;    ///< Once, after all of the rank's actions.
-  double unshard = 0;      ///< Once per UNSHARD.
-  double reduce_grad = 0;  ///< Once per REDUCE_GRAD.
+  double unshard = 0;      ///< Once per UNSHARD. With replicas, 0 means that it follows from `Costs::replica_link`.
+  double reduce_grad = 0;  ///< Once per REDUCE_GRAD. With replicas, 0 as above.
 
   double activation_memory = 1;       ///< Held from the start of F to the end of B or I.
   double weight_gradient_memory = 1;  ///< Held from an I to the end of its W.
@@ -25,6 +27,25 @@ struct StageCosts {
 
   double forward_bytes = 0;   ///< Size of the message to the next stage.
   double backward_bytes = 0;  ///< Size of the message to the previous stage.
+
+  // Memory that does not depend on microbatches, of the whole stage: replicas hold parts of it, see `Costs::shard`.
+  double parameter_memory = 0;  ///< What the modules compute with.
+  /// What the optimizer updates, where that is of another type: float32 for modules in bfloat16. 0 means that the
+  /// modules' parameters are updated themselves; replicas that shard then hold their parts of a copy of these.
+  double master_memory = 0;
+  double gradient_memory = 0;   ///< From the stage's first weight gradient of a step.
+  double optimizer_memory = 0;  ///< State of the optimizer.
+  double unshard_memory = 0;    ///< Buffers of an UNSHARD, while it communicates.
+  double reduce_memory = 0;     ///< Buffers of a REDUCE_GRAD of shards: the runtime copies the gradients.
+
+  /// Whether the stage drops its activations after F and computes them again in B or I, which then takes the time of
+  /// the F in addition. An F whose B or I is the rank's next compute keeps them.
+  bool recompute = false;
+  double input_memory = 0;  ///< What a dropped microbatch holds between F and B or I: the stage's input.
+
+  /// Whether gradients of a microbatch are of another type than those they are added to: modules have other types than
+  /// the optimizer.
+  [[nodiscard]] bool is_mixed() const { return master_memory > 0 && master_memory != parameter_memory; }
 };
 
 /// A message takes latency + bytes / bandwidth. A directed link transfers one message at a time.
@@ -52,6 +73,19 @@ struct Costs {
   /// Whether a rank can compute while a message it sent is in transit. If not, the sender waits for its arrival.
   bool overlap_communication = true;
 
+  /// Pipelines side by side, each on its part of the batch. From 2 on, UNSHARD and REDUCE_GRAD communicate beside
+  /// compute; with 1, they take their time of the compute stream.
+  int replicas = 1;
+  Shard shard = Shard::kNone;
+  /// Between the replicas of a rank, for n units of memory: a gather or a reduce-scatter takes
+  /// latency + n (R - 1) / R / bandwidth, an average of whole gradients twice as long.
+  LinkCosts replica_link;
+  /// Whether memory is in bytes: reports then print units, and a memory limit may have one.
+  bool memory_in_bytes = false;
+
+  /// Whether anything but activations and messages takes memory or time: memory of parameters, replicas, recompute.
+  [[nodiscard]] bool has_more_than_activations() const;
+
   [[nodiscard]] const StageCosts& of(StageId stage) const {
     return stages.size() == 1 ? stages.front() : stages[stage.index()];
   }
@@ -62,7 +96,14 @@ struct Costs {
   [[nodiscard]] LinkCosts between(RankId from, RankId to) const;
 };
 
-/// Throws InvalidArgument that names every key whose number of entries or ranks does not match `stages` and `ranks`.
+/// "none", "optimizer", "gradients" or "parameters".
+std::string_view shard_name(Shard shard);
+
+/// Memory for people: "1.5 GiB" if the costs are in bytes, else a plain number.
+std::string memory_text(const Costs& costs, double memory);
+
+/// Throws InvalidArgument that names every key whose number of entries or ranks does not match `stages` and `ranks`,
+/// and for `shard` without replicas.
 void require_fit(const Costs& costs, int stages, int ranks);
 
 /// Durations of actions for one placement, by kind and stage, with the ranks' slowdowns applied.

@@ -13,6 +13,7 @@ struct CriticalAction {
   Action action = {};
   double start = 0;
   double end = 0;
+  double waited = 0;  ///< Before `start`, for the parameters of its stage.
   /// True when the previous action of the path is on another rank and sent the message that this action waited for;
   /// false when it is the previous compute on the same rank.
   bool after_message = false;
@@ -26,6 +27,7 @@ std::vector<CriticalAction> critical_path(const Schedule& schedule, const Simula
 struct CriticalSummary {
   double compute = 0;
   double messages = 0;          ///< Time from the end of a sender to the start of its receiver.
+  double parameters = 0;        ///< Waits for an UNSHARD.
   std::vector<double> by_rank;  ///< Compute time on the path.
 };
 CriticalSummary summarize(const std::vector<CriticalAction>& path, int ranks);

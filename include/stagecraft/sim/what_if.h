@@ -2,7 +2,7 @@
 
 #include "stagecraft/sim/simulator.h"
 
-/// Costs with a slower rank or link, and simulations with jitter.
+/// Costs with a slower rank or link, with replicas or recompute, and simulations with jitter.
 namespace stagecraft {
 
 /// The costs with one rank `factor` times slower. Throws InvalidArgument unless the rank exists and the factor is
@@ -12,6 +12,14 @@ Costs with_slower_rank(const Costs& costs, int ranks, RankId rank, double factor
 /// The costs with the links between two ranks, in both directions, `factor` times slower in latency and bandwidth.
 /// Throws InvalidArgument unless the ranks exist and differ, and the factor is finite and above 0.
 Costs with_slower_link(const Costs& costs, int ranks, RankId a, RankId b, double factor);
+
+/// The costs with so many replicas that share what `shard` says. Throws InvalidArgument for a number below 1, and for
+/// something to share with one replica.
+Costs with_replicas(const Costs& costs, int replicas, Shard shard);
+
+/// The costs with all stages computed again, or none. Throws InvalidArgument when no stage says what it would keep
+/// (`input_memory`).
+Costs with_recompute(const Costs& costs, bool recompute);
 
 struct JitterOutcome {
   int runs = 0;

@@ -56,6 +56,26 @@ TEST(Partition, StagesAreSumsAndSendWhatTheirOuterLayersSend) {
   EXPECT_THROW(costs_of_stages(layers({1, 2}), {0, 0, 2}, {}), InvalidArgument);
 }
 
+TEST(Partition, StagesHoldTheParametersOfTheirLayersAndTheInputOfTheFirst) {
+  std::vector<Layer> model = layers({1, 2, 3});
+  for (Layer& one : model) {
+    one.costs.parameter_memory = one.costs.forward;
+    one.costs.optimizer_memory = 2 * one.costs.forward;
+    one.costs.reduce_memory = one.costs.forward;
+    one.costs.input_memory = 10 * one.costs.forward;
+    one.costs.recompute = true;
+  }
+  const Costs costs = costs_of_stages(model, {0, 2, 3}, {});
+  EXPECT_EQ(costs.stages[0].parameter_memory, 3);
+  EXPECT_EQ(costs.stages[0].optimizer_memory, 6);
+  EXPECT_EQ(costs.stages[0].reduce_memory, 3);
+  EXPECT_EQ(costs.stages[0].input_memory, 10);
+  EXPECT_EQ(costs.stages[1].input_memory, 30);
+  EXPECT_TRUE(costs.stages[1].recompute);
+  model[1].costs.recompute = false;
+  EXPECT_THAT(message_of([&] { costs_of_stages(model, {0, 2, 3}, {}); }), testing::HasSubstr("all layers or to none"));
+}
+
 TEST(Partition, CutsAndScheduleTogetherAreNoWorseThanBalancedCutsAlone) {
   const std::vector<Layer> model = layers({3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4});
   PlanRequest request;

@@ -86,6 +86,48 @@ TEST(CostFile, LayersMayRepeat) {
                     HasSubstr("layers[0].repeat: got 0"), HasSubstr("forward: stands beside")));
 }
 
+TEST(CostFile, ParametersReplicasAndRecompute) {
+  const Costs costs = parse_costs(R"({"forward": 1, "backward_input": 1, "backward_weight": 1,
+      "activation_memory": [4, 5], "parameter_memory": 2, "master_memory": 4, "gradient_memory": 4, "optimizer_memory": 8,
+      "input_memory": 1, "recompute": [false, true], "replicas": 4, "shard": "gradients", "replica_latency": 0.5,
+      "replica_bandwidth": 10, "memory_unit": "bytes"})");
+  ASSERT_EQ(costs.stages.size(), 2U);
+  EXPECT_FALSE(costs.stages[0].recompute);
+  EXPECT_TRUE(costs.stages[1].recompute);
+  EXPECT_EQ(costs.stages[1].master_memory, 4);
+  EXPECT_EQ(costs.stages[1].reduce_memory, 4) << "a copy of the gradients, unless given";
+  EXPECT_EQ(costs.replicas, 4);
+  EXPECT_EQ(costs.shard, Shard::kGradients);
+  EXPECT_EQ(costs.replica_link.bandwidth, 10);
+  EXPECT_TRUE(costs.memory_in_bytes);
+  EXPECT_TRUE(costs.has_more_than_activations());
+  EXPECT_EQ(costs_to_json(parse_costs(costs_to_json(costs))), costs_to_json(costs));
+  EXPECT_FALSE(parse_costs(kShort).has_more_than_activations());
+  EXPECT_FALSE(parse_costs(example_costs()).has_more_than_activations());
+  const Costs large = parse_costs(example_costs_in_bytes());
+  EXPECT_EQ(costs_to_json(large), example_costs_in_bytes());
+  EXPECT_TRUE(large.memory_in_bytes);
+}
+
+TEST(CostFile, RefusesMemoryInTwoUnits) {
+  EXPECT_THAT(problems(R"({"forward": 1, "backward_input": 1, "backward_weight": 1, "parameter_memory": 1e9})"),
+              HasSubstr("activation_memory: is missing"));
+  EXPECT_THAT(problems(R"({"forward": 1, "backward_input": 1, "backward_weight": 1, "memory_unit": "bytes"})"),
+              HasSubstr("activation_memory: is missing"));
+  EXPECT_THAT(
+      problems(R"({"stages": [{"forward": 1, "backward_input": 1, "backward_weight": 1, "optimizer_memory": 1,
+                           "recompute": true}]})"),
+      AllOf(HasSubstr("stages[0].activation_memory: is missing"), HasSubstr("stages[0].input_memory: is missing")));
+  EXPECT_THAT(problems(R"({"forward": 1, "backward_input": 1, "backward_weight": 1, "recompute": 1, "replicas": 0,
+                           "shard": "all", "memory_unit": "GiB", "replica_bandwidth": 0})"),
+              AllOf(HasSubstr("recompute: got 1, expected true or false"), HasSubstr("replicas: got 0"),
+                    HasSubstr("shard: got \"all\", expected none, optimizer, gradients or parameters"),
+                    HasSubstr("memory_unit: got \"GiB\""), HasSubstr("replica_bandwidth: got 0")));
+  EXPECT_THAT(problems(R"({"forward": 1, "backward_input": 1, "backward_weight": 1, "recompute": [true, false],
+                           "input_memory": [1, 2, 3], "activation_memory": 1})"),
+              HasSubstr("recompute: has 2 entries, but input_memory has 3"));
+}
+
 TEST(CostFile, RefusesOtherText) {
   EXPECT_THAT(problems("{\n\"forward\": \n,}"), HasSubstr("line 3"));
   EXPECT_THAT(problems("[1]"), HasSubstr("expected an object"));
