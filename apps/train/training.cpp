@@ -172,6 +172,10 @@ class Run {
     if (from.resumes) resume(from.rows_taken);
     progress_.begin(step_);
     metrics_.begin(step_);
+    if (from.resumes) {
+      progress_.say("going on from step " + std::to_string(step_) + " of " + options_.save + ", after " +
+                    std::to_string(from.rows_taken) + " rows of data");
+    }
     if (step_ == 0) progress_.say(pipe.summary());
   }
 
@@ -181,8 +185,6 @@ class Run {
     // The saved run may have accumulated another number of batches: an update begins at a multiple of the number.
     const auto window = static_cast<std::uint64_t>(options_.accumulate);
     pipeline_.set_steps((pipeline_.steps() + window - 1) / window * window);
-    progress_.say("going on from step " + std::to_string(step_) + " of " + options_.save + ", after " +
-                  std::to_string(rows_taken) + " rows of data");
   }
 
   void save() {
