@@ -49,8 +49,10 @@ stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conforma
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
 if(NOT STAGECRAFT_SANITIZE)  # it counts what is taken from the heap
   stagecraft_torch_test(allocations_test 1 unit/runtime/allocations_test.cpp)
+  stagecraft_torch_test(bytes_test 1 unit/runtime/bytes_test.cpp)
+  target_include_directories(bytes_test PRIVATE ${PROJECT_SOURCE_DIR})
 else()
-  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/runtime/allocations_test.cpp)
+  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/runtime/allocations_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/runtime/bytes_test.cpp)
 endif()
 if(NOT STAGECRAFT_SANITIZE)  # it compares numbers of LibTorch, which is not instrumented
   stagecraft_torch_test(concurrency_test 1 concurrency/operators_test.cpp concurrency/convolutions.cpp concurrency/products.cpp

@@ -197,6 +197,10 @@ class Run {
     if (beginning.from) resume(*beginning.from, beginning.rows_taken);
     progress_.begin(step_);
     metrics_.begin(step_);
+    if (beginning.from) {
+      progress_.say("going on from step " + std::to_string(step_) + " of " + *beginning.from + ", after " +
+                    std::to_string(beginning.rows_taken) + " rows of data");
+    }
     if (step_ == 0) progress_.say(pipe.summary());
   }
 
@@ -208,8 +212,6 @@ class Run {
     // The saved run may have accumulated another number of batches: an update begins at a multiple of the number.
     const auto window = static_cast<std::uint64_t>(options_.accumulate);
     pipeline_.set_steps((pipeline_.steps() + window - 1) / window * window);
-    progress_.say("going on from step " + std::to_string(step_) + " of " + path + ", after " +
-                  std::to_string(rows_taken) + " rows of data");
   }
 
   void save() {

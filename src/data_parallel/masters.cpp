@@ -309,8 +309,15 @@ class Masters::Implementation {
     present.share(*peers_);
     record.start = seconds_now();  // all replicas have started it
     if (!present.any()) return;
-    const std::vector<at::Tensor> gradients = take_elements(flat);
-    const at::Tensor own = average(flat, gradients, record);
+    const std::vector<at::Tensor> gradients = take_elements(flat, present);
+    if (parts_ == 1) {
+      average_in_place(flat, gradients, record);
+      for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
+        if (present[i]) add_to_master(flat.pieces[i], shaped_like(gradients[i], 0, flat.pieces[i].view));
+      }
+      return;
+    }
+    const at::Tensor own = reduced(flat, gradients, record);
     for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
       if (present[i]) add_to_master(flat.pieces[i], flat.part_of(flat.pieces[i], own));
     }
@@ -324,14 +331,18 @@ class Masters::Implementation {
     }
   }
 
-  /// The gradient of every piece as a vector, in the order that its elements have in the flat; undefined where there is
-  /// none.
-  [[nodiscard]] std::vector<at::Tensor> take_elements(Flat& flat) const {
+  /// The gradient of every piece as a vector, in the order that its elements have in the flat; zeros where only other
+  /// replicas have one, undefined where nobody has.
+  [[nodiscard]] std::vector<at::Tensor> take_elements(Flat& flat, const Presence& present) const {
     std::vector<at::Tensor> all;
-    for (Piece& piece : flat.pieces) {
+    for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
+      Piece& piece = flat.pieces[i];
       const at::Tensor gradient = std::exchange(flat.gradient_of(piece), {});
       at::Tensor& elements = all.emplace_back();
-      if (!gradient.defined()) continue;
+      if (!gradient.defined()) {
+        if (present[i]) elements = at::zeros({piece.size}, piece.view.options().dtype(flat.kind().master_type));
+        continue;
+      }
       if (beside_.stream()) gradient.record_stream(*beside_.stream());
       if (gradient.strides() == piece.view.strides() && gradient.is_non_overlapping_and_dense()) {
         elements = gradient.as_strided({piece.size}, {1});
@@ -342,39 +353,52 @@ class Masters::Implementation {
     return all;
   }
 
-  /// This replica's part of the average, in the masters' type. Buckets are filled one by one, because a second copy of
-  /// all gradients would need as much memory as the parameters.
-  [[nodiscard]] at::Tensor average(const Flat& flat, const std::vector<at::Tensor>& gradients,
+  [[nodiscard]] at::ScalarType sent_type(const Flat& flat) const {
+    return at::isFloatingType(flat.kind().master_type) && options_.reduce ? *options_.reduce : flat.kind().master_type;
+  }
+
+  // Buckets are filled one by one: a second copy of all gradients would need as much memory as the parameters.
+
+  void average_in_place(const Flat& flat, const std::vector<at::Tensor>& gradients, BesideRecord& record) const {
+    const at::ScalarType type = sent_type(flat);
+    in_buckets(flat.whole().numel(), c10::elementSize(type), [&](std::int64_t begin, std::int64_t count) {
+      const at::Tensor bucket = at::zeros({count}, flat.whole().options().dtype(type));
+      for_each_overlap(flat, begin, bucket, gradients,
+                       [](const at::Tensor& sent, const at::Tensor& gradient) { sent.copy_(gradient); });
+      record.bytes += static_cast<std::int64_t>(bucket.nbytes());
+      peers_->all_reduce(bucket, Reduction::kMean);
+      for_each_overlap(flat, begin, bucket, gradients,
+                       [](const at::Tensor& sent, const at::Tensor& gradient) { gradient.copy_(sent); });
+    });
+  }
+
+  /// This replica's part of the average, in the masters' type.
+  [[nodiscard]] at::Tensor reduced(const Flat& flat, const std::vector<at::Tensor>& gradients,
                                    BesideRecord& record) const {
-    const at::ScalarType type =
-        at::isFloatingType(flat.kind().master_type) && options_.reduce ? *options_.reduce : flat.kind().master_type;
-    const std::int64_t size = flat.shard().numel();
+    const at::ScalarType type = sent_type(flat);
     at::Tensor own = at::empty_like(flat.shard());
-    in_buckets(size, c10::elementSize(type), [&](std::int64_t begin, std::int64_t count) {
+    in_buckets(own.numel(), c10::elementSize(type), [&](std::int64_t begin, std::int64_t count) {
       const at::Tensor rows = at::zeros({parts_, count}, own.options().dtype(type));
       for (int part = 0; part < parts_; ++part) {
-        fill(rows[part], flat, flat.shard_begin(part) + begin, gradients);
+        for_each_overlap(flat, flat.shard_begin(part) + begin, rows[part], gradients,
+                         [](const at::Tensor& sent, const at::Tensor& gradient) { sent.copy_(gradient); });
       }
       record.bytes += static_cast<std::int64_t>(rows.nbytes());
-      if (parts_ == 1) {
-        peers_->all_reduce(rows, Reduction::kMean);
-        own.narrow(0, begin, count).copy_(rows[0]);
-      } else {
-        own.narrow(0, begin, count).copy_(peers_->reduce_scatter(rows, Reduction::kMean).view({count}));
-      }
+      own.narrow(0, begin, count).copy_(peers_->reduce_scatter(rows, Reduction::kMean).view({count}));
     });
     return own;
   }
 
-  /// Copies what lies in a range of the flat.
-  static void fill(const at::Tensor& range, const Flat& flat, std::int64_t begin,
-                   const std::vector<at::Tensor>& gradients) {
+  /// Visits what lies in a range of the flat: parts of the range, and of the gradients.
+  template <typename Visit>
+  static void for_each_overlap(const Flat& flat, std::int64_t begin, const at::Tensor& range,
+                               const std::vector<at::Tensor>& gradients, const Visit& visit) {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       const Piece& piece = flat.pieces[i];
       const Piece::Part part = piece.within(begin, begin + range.numel());
       if (part.size == 0 || !gradients[i].defined()) continue;
-      range.narrow(0, part.offset, part.size)
-          .copy_(gradients[i].narrow(0, begin + part.offset - piece.begin, part.size));
+      visit(range.narrow(0, part.offset, part.size),
+            gradients[i].narrow(0, begin + part.offset - piece.begin, part.size));
     }
   }
 

@@ -29,8 +29,6 @@
 namespace stagecraft {
 namespace {
 
-/// While a stage computes, the next one is gathered.
-constexpr std::string_view kGatheringLowering = "unshard_reshard=2,reduce_grad,send_recv";
 constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
 
 }  // namespace
@@ -193,7 +191,7 @@ class Pipeline::Implementation {
     check_stages(stages_, starting, world_.rank());
     check_ties(stages_, options_.ties, starting.placement);
     const bool gathers = options_.shard == Shard::kParameters;
-    if (gathers && options_.passes == kDefaultLowering) options_.passes = kGatheringLowering;
+    if (gathers && options_.passes == kDefaultLowering) options_.passes = kShardedLowering;
     evaluation_ = program_of(forwards_of(starting), gathers ? "unshard_reshard=2,send_recv" : "send_recv");
     if (options_.schedule.is_auto()) {
       steering_ = make_steering(world_, options_.automatic, starting, options_.passes);

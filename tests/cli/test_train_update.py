@@ -87,12 +87,12 @@ class LearningRates(TrainCase):
 
     def test_another_one_is_not_resumed_by_mistake(self):
         first = ("--lr-schedule", "cosine", "--save", "state.safetensors")
-        self.output(*self.arguments(*first, "--steps", 4, "--lr-steps", STEPS))
+        self.losses(*first, "--steps", 4, "--lr-steps", STEPS)
         self.assert_error(self.command(*self.arguments(*first, "--steps", STEPS, "--lr-steps", 100, "--resume")), 2, "its learning rate is")
         self.assert_error(self.command(*self.arguments("--lr-steps", 3)), 2, "--lr-steps is where")
         stopped, _ = self.losses(*first, "--resume")
         whole, _ = self.losses("--lr-schedule", "cosine")
-        self.assertEqual(stopped, whole[4:])
+        self.assertEqual(stopped, whole)
 
 
 class Parameters(TrainCase):

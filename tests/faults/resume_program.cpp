@@ -1,7 +1,7 @@
 // Trains a small pipeline, saves a checkpoint in the background every few updates, and goes on from the last one that
 // it finds: killed at any moment and started again, it gives the losses of a run that never stopped.
 //
-//   [mpirun -n N] resume_program FOLDER LOSSES UPDATES RANKS REPLICAS STAGES_PER_RANK SHARD [MARK]
+//   [mpirun -n N] resume_program FOLDER LOSSES UPDATES SAVE_EVERY RANKS REPLICAS STAGES_PER_RANK SHARD [MARK]
 //
 // Appends "update loss" to the file LOSSES for every update. SHARD: none, optimizer, gradients, parameters.
 
@@ -22,7 +22,6 @@ namespace {
 
 constexpr std::int64_t kWidth = 96;
 constexpr int kMicrobatches = 4;  // of all replicas together, so that all layouts draw the same dropout
-constexpr std::int64_t kSaveEvery = 3;
 
 at::Tensor batch_of(at::IntArrayRef sizes, double seed) {
   return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.7 + seed).sin().view(sizes);
@@ -50,7 +49,8 @@ void append_line(const char* path, std::int64_t update, double loss) {
 
 void train_to_the_end(sc::World& world, char** argv) {
   const std::int64_t updates = std::atoll(argv[3]);
-  const int per_rank = std::atoi(argv[6]);
+  const std::int64_t save_every = std::atoll(argv[4]);
+  const int per_rank = std::atoi(argv[7]);
   const std::map<std::string, sc::Shard> shards = {{"none", sc::Shard::kNone},
                                                    {"optimizer", sc::Shard::kOptimizer},
                                                    {"gradients", sc::Shard::kGradients},
@@ -63,7 +63,7 @@ void train_to_the_end(sc::World& world, char** argv) {
        .loss = [](const at::Tensor& output, const at::Tensor& target) { return torch::mse_loss(output, target); },
        .broadcast_loss = true,
        .seed = 11,
-       .shard = shards.at(argv[7])});
+       .shard = shards.at(argv[8])});
   using torch::optim::AdamWOptions;
   torch::optim::AdamW optimizer(sc::parameter_groups(world, pipeline.named_parameters(),
                                                      {{"*.bias", AdamWOptions(2e-3).weight_decay(0)},
@@ -83,7 +83,7 @@ void train_to_the_end(sc::World& world, char** argv) {
     optimizer.step();
     optimizer.zero_grad();
     if (world.world_rank().value == 0) append_line(argv[2], update, loss);
-    if ((update + 1) % kSaveEvery == 0 || update + 1 == updates) {
+    if ((update + 1) % save_every == 0 || update + 1 == updates) {
       checkpoints.save(pipeline, {.optimizer = &optimizer, .step = update + 1, .learning_rate = &rate});
     }
   }
@@ -93,13 +93,13 @@ void train_to_the_end(sc::World& world, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 8) {
-    std::cerr << "usage: resume_program FOLDER LOSSES UPDATES RANKS REPLICAS STAGES_PER_RANK SHARD [MARK]\n";
+  if (argc < 9) {
+    std::cerr << "usage: resume_program FOLDER LOSSES UPDATES SAVE_EVERY RANKS REPLICAS STAGES_PER_RANK SHARD [MARK]\n";
     return 2;
   }
   return sc::launch(argc, argv,
-                    {.ranks = std::max(1, std::atoi(argv[4])),
-                     .replicas = std::max(1, std::atoi(argv[5])),
+                    {.ranks = std::max(1, std::atoi(argv[5])),
+                     .replicas = std::max(1, std::atoi(argv[6])),
                      .threads_per_rank = 1,
                      .timeout = std::chrono::minutes(1)},
                     [&](sc::World& world) { train_to_the_end(world, argv); });

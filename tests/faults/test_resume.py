@@ -20,7 +20,8 @@ PROGRAM = os.environ["RESUME_PROGRAM"]
 MPIEXEC = os.environ["MPIEXEC"].split()
 SEED = int(os.environ.get("RESUME_SEED", random.SystemRandom().randrange(1 << 30)))
 KILLS = int(os.environ.get("RESUME_KILLS", 20 if "STAGECRAFT_TEST_ALL" in os.environ else 3))
-UPDATES = 60 + 21 * KILLS  # saved every third; more than the kills leave time for
+SAVE_EVERY = 5  # updates
+UPDATES = 60 + 15 * KILLS  # more than the kills leave time for
 LIMIT = 120  # seconds that one start may take
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
@@ -80,14 +81,14 @@ class Start:
 
     def __init__(self, folder, losses, layout):
         self.folder, self.mark = folder, f"--mark={uuid.uuid4()}"
-        arguments = [PROGRAM, folder, losses, str(UPDATES), str(layout.ranks), str(layout.replicas), str(layout.per_rank), layout.shard, self.mark]
+        arguments = [PROGRAM, folder, losses, str(UPDATES), str(SAVE_EVERY), str(layout.ranks), str(layout.replicas), str(layout.per_rank), layout.shard, self.mark]
         if layout.as_processes:
             arguments = [*MPIEXEC, "-n", str(layout.ranks * layout.replicas), *arguments]
         self.output = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(arguments, stdout=self.output, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True)
 
     def text(self):
-        return os.pread(self.output.fileno(), 1 << 20, 0).decode()
+        return self.said if self.output.closed else os.pread(self.output.fileno(), 1 << 20, 0).decode()
 
     def wait_until_it_trains(self):
         begin = time.monotonic()
@@ -95,6 +96,13 @@ class Start:
             if time.monotonic() - begin > LIMIT:
                 raise AssertionError(f"it does not begin:\n{self.text()}")
             time.sleep(0.01)
+
+    def wait_until_lines(self, path, more):
+        def size():
+            return os.path.getsize(path) if os.path.exists(path) else 0
+        before = size()
+        while self.process.poll() is None and size() < before + 20 * more:  # bytes of a line, or a little less
+            time.sleep(0.001)
 
     def wait_until_it_saves(self):
         while self.process.poll() is None:
@@ -113,6 +121,8 @@ class Start:
             if code is None:
                 kill(rest)
             time.sleep(0.02)
+        self.said = self.text()
+        self.output.close()
         if code is None:
             self.process.wait()
             raise AssertionError(f"it hangs:\n{self.text()}")
@@ -157,10 +167,10 @@ class Resume(unittest.TestCase):
                 if number < KILLS:
                     start.wait_until_it_trains()
                     while_saving = drawn.random() < 0.6
-                    pause = drawn.uniform(0, 0.004) if while_saving else drawn.uniform(0, 0.25)
+                    start.wait_until_lines(losses, drawn.randrange(12))
                     if while_saving:
                         start.wait_until_it_saves()
-                    time.sleep(pause)
+                        time.sleep(drawn.uniform(0, 0.004))
                     pids = marked(start.mark)
                     drawn.shuffle(pids)
                     if layout.as_processes and drawn.random() < 0.5:  # one rank alone: the others end by themselves
@@ -183,7 +193,7 @@ class Resume(unittest.TestCase):
             self.assertGreater(kills, KILLS / 2, f"it was too fast\n{told}")
             # The two last ones are kept, and nothing unfinished is left.
             self.assertLess(begins[-1], UPDATES, f"it was too fast\n{told}")
-            self.assertEqual(sorted(os.listdir(folder)), [f"step-{UPDATES - 3}.safetensors", f"step-{UPDATES}.safetensors"], told)
+            self.assertEqual(sorted(os.listdir(folder)), [f"step-{UPDATES - SAVE_EVERY}.safetensors", f"step-{UPDATES}.safetensors"], told)
             print(f"{self.id()}: {kills} kills, began at {begins}", flush=True)
 
     def assert_is_whole(self, path, told):

@@ -50,6 +50,9 @@ const Pass& find_pass(std::string_view name);
 
 /// The lowering that PyTorch does.
 inline constexpr std::string_view kDefaultLowering = "unshard_reshard,reduce_grad,send_recv";
+/// That of sharded parameters: while a stage computes, the next one is gathered.
+inline constexpr int kShardedMaxActive = 2;
+inline constexpr std::string_view kShardedLowering = "unshard_reshard=2,reduce_grad,send_recv";
 
 /// Runs the passes of a comma-separated list, left to right; an empty list runs none. Throws InvalidArgument for an
 /// unknown name before the first pass runs.
