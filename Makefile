@@ -116,7 +116,9 @@ bench: setup command  ## Ours beside the installed torch, ratios printed, writte
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
 	  .venv/bin/python bench/export_bench.py --ours build/bin/export_bench --json build/bench/export.json || failed=1; \
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
+	  .venv/bin/python bench/training_bench.py --sharding build/bin/sharding_bench --recompute build/bin/recompute_bench --json build/bench/training.json || failed=1; \
 	  .venv/bin/python bench/fidelity_bench.py --bench build/bin/fidelity_bench --json build/bench/fidelity.json || failed=1; \
+	  build/bin/save_bench 1024 4 64 4 build/bench/checkpoints > build/bench/save.json && cat build/bench/save.json || failed=1; \
 	  exit $$failed
 
 figures: packages  ## Search every published row anew and write docs/planner.md (about ten minutes)

@@ -4,15 +4,13 @@
 //
 //   [mpirun -n 2] recompute_bench [SCHEDULE [WIDTH [BLOCKS [ROWS [MICROBATCHES]]]]]
 
-#include <c10/core/CPUAllocator.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 
+#include "counting_allocator.h"
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/stagecraft.h"
 
@@ -21,36 +19,6 @@ namespace sc = stagecraft;
 namespace {
 
 constexpr int kRounds = 7;
-
-std::atomic<std::int64_t> held = 0;
-std::atomic<std::int64_t> most = 0;
-
-/// Counts what LibTorch takes. The size of a block stands before it.
-class CountingAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(std::size_t bytes) override {
-    const std::size_t whole = (bytes + 2 * kHeader - 1) / kHeader * kHeader;
-    auto* block = static_cast<char*>(std::aligned_alloc(kHeader, whole));
-    if (block == nullptr) throw std::bad_alloc();
-    *reinterpret_cast<std::int64_t*>(block) = static_cast<std::int64_t>(bytes);
-    const std::int64_t now = held += static_cast<std::int64_t>(bytes);
-    for (std::int64_t seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
-    }
-    return {block + kHeader, block + kHeader, &release, c10::Device(c10::kCPU)};
-  }
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-
- private:
-  static constexpr std::size_t kHeader = 64;  // LibTorch's alignment
-
-  static void release(void* data) {
-    if (data == nullptr) return;
-    char* block = static_cast<char*>(data) - kHeader;
-    held -= *reinterpret_cast<std::int64_t*>(block);
-    std::free(block);
-  }
-};
 
 struct Figures {
   std::vector<double> seconds;
@@ -68,8 +36,7 @@ int main(int argc, char** argv) {
   const std::int64_t blocks = argument(3, 8);
   const std::int64_t rows = argument(4, 256);
   const auto microbatches = static_cast<int>(argument(5, 8));
-  static CountingAllocator counting;
-  c10::SetCPUAllocator(&counting, /*priority=*/100);
+  bench::count_bytes();
 
   return sc::launch(argc, argv, {.ranks = 2, .threads_per_rank = 1}, [&](sc::World& world) {
     const std::vector<std::pair<const char*, sc::Recompute>> choices = {
@@ -98,15 +65,15 @@ int main(int argc, char** argv) {
           if (parameter.grad().defined()) parameter.mutable_grad().zero_();
         }
         world.everyone().barrier();
-        const std::int64_t before = held;
-        most = before;
+        const std::int64_t before = bench::held;
+        bench::most = before;
         world.everyone().barrier();
         const double begin = sc::seconds_now();
         pipelines[i].step({x}, {.target = x});
         world.everyone().barrier();
         if (round == 0) continue;
         all[i].seconds.push_back(sc::seconds_now() - begin);
-        all[i].bytes = std::max<std::int64_t>(all[i].bytes, most - before);
+        all[i].bytes = std::max<std::int64_t>(all[i].bytes, bench::most - before);
       }
     }
     if (world.world_rank().value != 0) return;

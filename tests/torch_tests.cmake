@@ -22,10 +22,10 @@ function(stagecraft_torch_test name shards)
 endfunction()
 
 stagecraft_torch_test(autograd_test 1 unit/autograd/backward_test.cpp)
-stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp)
+stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp equivalence/settings_test.cpp)
 stagecraft_torch_test(crossings_test 1 crossings/crossings_test.cpp)
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/handlers_test.cpp unit/runtime/pipeline_errors_test.cpp
-                      unit/runtime/loss_weight_test.cpp unit/runtime/memory_test.cpp unit/runtime/recompute_test.cpp unit/runtime/replicas_test.cpp unit/runtime/sharding_test.cpp unit/automatic/auto_test.cpp
+                      unit/runtime/loss_weight_test.cpp unit/runtime/memory_test.cpp unit/runtime/precision_test.cpp unit/runtime/step_options_test.cpp unit/runtime/recompute_test.cpp unit/runtime/replicas_test.cpp unit/runtime/sharding_test.cpp unit/automatic/auto_test.cpp
                       unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
                       unit/model/operators_test.cpp)
 target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime ${PROJECT_SOURCE_DIR}/src/automatic)  # failures that no user can cause
@@ -34,7 +34,9 @@ set_property(TEST runtime_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-SlowR
 add_test(NAME runtime_test.measured COMMAND ${undisturbed} $<TARGET_FILE:runtime_test> --gtest_brief=1 --gtest_filter=SlowRank.*)
 set_tests_properties(runtime_test.measured PROPERTIES RUN_SERIAL ON)
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
-                      unit/checkpoint/interchange_test.cpp)
+                      unit/checkpoint/interchange_test.cpp unit/checkpoint/checkpoints_test.cpp
+                      unit/training/learning_rate_test.cpp unit/training/parameter_groups_test.cpp unit/training/fast_step_test.cpp)
+target_include_directories(checkpoint_test PRIVATE ${PROJECT_SOURCE_DIR}/src/training)  # the fused step on a CPU
 execute_process(COMMAND ${STAGECRAFT_PYTHON} -c "import safetensors.torch" RESULT_VARIABLE no_safetensors OUTPUT_QUIET ERROR_QUIET)
 if(no_safetensors)
   message(FATAL_ERROR "The tests exchange files with Python's safetensors, which ${STAGECRAFT_PYTHON} does not have: run `make setup`, or "
@@ -47,8 +49,10 @@ stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conforma
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
 if(NOT STAGECRAFT_SANITIZE)  # it counts what is taken from the heap
   stagecraft_torch_test(allocations_test 1 unit/runtime/allocations_test.cpp)
+  stagecraft_torch_test(bytes_test 1 unit/runtime/bytes_test.cpp)
+  target_include_directories(bytes_test PRIVATE ${PROJECT_SOURCE_DIR})
 else()
-  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/runtime/allocations_test.cpp)
+  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/unit/runtime/allocations_test.cpp ${CMAKE_CURRENT_SOURCE_DIR}/unit/runtime/bytes_test.cpp)
 endif()
 if(NOT STAGECRAFT_SANITIZE)  # it compares numbers of LibTorch, which is not instrumented
   stagecraft_torch_test(concurrency_test 1 concurrency/operators_test.cpp concurrency/convolutions.cpp concurrency/products.cpp

@@ -15,7 +15,7 @@ namespace {
 Values values_of(const CLI::Option& option) {
   if (option.get_items_expected_max() == 0) return {};  // a flag
   const std::string type = option.get_type_name();
-  if (type == kFileType) return {.kind = Values::Kind::kFile, .words = {}};
+  if (type.starts_with(kFileType)) return {.kind = Values::Kind::kFile, .words = {}};
   if (type.find(kOr) != std::string::npos) return {.kind = Values::Kind::kWord, .words = CLI::detail::split(type, kOr)};
   Values values{.kind = Values::Kind::kAny, .words = {}};
   if (type == kNameType) {

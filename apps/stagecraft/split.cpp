@@ -125,7 +125,6 @@ Costs costs_of(const Program& program, const graph::CutProgram& cut, const Optim
     own.weight_gradient_memory = bytes.activations;
     own.parameter_memory = bytes.parameters;
     own.gradient_memory = bytes.gradients;
-    own.reduce_memory = bytes.gradients;
     own.optimizer_memory = bytes.optimizer;
     own.input_memory = bytes.inputs;
     costs.stages.push_back(own);

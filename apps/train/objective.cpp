@@ -58,12 +58,26 @@ Classes Classes::of(const at::Tensor& target) {
   return {counted.min().item<std::int64_t>(), counted.max().item<std::int64_t>()};
 }
 
-LossFunction objective(const Options& options, std::shared_ptr<const Classes> classes) {
-  return [is_classes = options.loss == "cross_entropy", name = options.output, classes = std::move(classes)](
+LossFunction objective(const Options& options, std::shared_ptr<const BatchFacts> facts) {
+  return [is_classes = options.loss == "cross_entropy", name = options.output, facts = std::move(facts)](
              const Value& output, const Value& target, const ValueDict&) {
     const at::Tensor& own = chosen(output, name);
-    return is_classes ? cross_entropy(own, target.tensor(), *classes) : mean_square(own, target.tensor());
+    const at::Tensor loss =
+        is_classes ? cross_entropy(own, target.tensor(), facts->classes) : mean_square(own, target.tensor());
+    return facts->share == 1 ? loss : loss * facts->share;
   };
+}
+
+std::optional<double> counted_loss(const StepResult& result) {
+  for (const double weight : result.weights) {
+    if (weight != 0) return result.loss();
+  }
+  return std::nullopt;
+}
+
+double weight_of(const Options& options, const at::Tensor& targets) {
+  if (options.loss != "cross_entropy") return static_cast<double>(targets.size(0));
+  return (targets != kIgnored).sum().item<double>();
 }
 
 }  // namespace stagecraft::train

@@ -1,136 +1,38 @@
 #include "training.h"
 
-#include <torch/optim.h>
 #include <unistd.h>
 
-#include <cinttypes>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
+#include <limits>
+#include <numeric>
+#include <optional>
 
-#include "dataset.h"
+#include "batches.h"
+#include "evaluation.h"
+#include "metrics.h"
 #include "objective.h"
+#include "optimizer.h"
+#include "position.h"
+#include "progress.h"
+#include "row_order.h"
+#include "saves.h"
 #include "stagecraft/automatic/automatic.h"
-#include "stagecraft/checkpoint/checkpoint.h"
-#include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/core/text.h"
 #include "stagecraft/runtime/split.h"
+#include "stagecraft/training/fast_step.h"
 
 namespace stagecraft::train {
 namespace {
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<at::Tensor> parameters) {
-  const auto decay = [&](auto& own) {
-    if (options.weight_decay >= 0) own.weight_decay(options.weight_decay);
-  };
-  if (options.optimizer == "sgd") {
-    torch::optim::SGDOptions own(options.rate);
-    own.momentum(options.momentum);
-    decay(own);
-    return std::make_unique<torch::optim::SGD>(std::move(parameters), own);
-  }
-  if (options.optimizer == "adam") {
-    torch::optim::AdamOptions own(options.rate);
-    decay(own);
-    return std::make_unique<torch::optim::Adam>(std::move(parameters), own);
-  }
-  torch::optim::AdamWOptions own(options.rate);
-  decay(own);
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters), own);
-}
-
-/// Reads the model's inputs from the data: those cut by rows, and those that are the same in every step.
-class Batches {
- public:
-  Batches(const Pipe& pipe, const Options& options, at::Device device)
-      : options_(options), data_(options.data), device_(device) {
-    Faults faults;
-    for (const ModelInput& input : pipe.inputs()) {
-      if (input.fixed) continue;
-      if (!input.tensor || input.name.empty()) {
-        faults.add("the input '" + input.name + "' is nested or has no name, so train cannot fill it: use the library");
-        continue;
-      }
-      const bool by_row = input.split.dimension.has_value();
-      (by_row ? by_row_ : whole_).push_back(input.name);
-      if (const safetensors::Entry* entry = find(input.name, faults)) check(input, *entry, by_row, faults);
-    }
-    const safetensors::Entry* target = find(options.target, faults);
-    if (target != nullptr) count(*target, faults);
-    const std::int64_t wanted = options.batch * options.replicas;
-    if (rows_ && *rows_ < wanted) {
-      faults.add("there are " + std::to_string(*rows_) + " rows, fewer than the " + std::to_string(wanted) +
-                 " of one step: give more data, or a smaller --batch");
-    }
-    if (!faults.empty()) throw FileError(options.data, faults.text());
-    if (options.batch < options.microbatches) {
-      throw InvalidArgument("a step of " + std::to_string(options.batch) + " rows cannot be cut into " +
-                            std::to_string(options.microbatches) +
-                            " microbatches: give a larger --batch or fewer --microbatches");
-    }
-    order_.emplace(*rows_, options.batch, !options.in_order, options.seed);
-  }
-
-  [[nodiscard]] ValueDict inputs(std::int64_t batch) {
-    ValueDict dict;
-    for (const std::string& name : by_row_) dict.emplace_back(name, data_.rows(name, order_->batch(batch)).to(device_));
-    for (const std::string& name : whole_) dict.emplace_back(name, data_.whole(name).to(device_));
-    return dict;
-  }
-  /// The targets, on the CPU.
-  [[nodiscard]] at::Tensor targets(std::int64_t batch) { return data_.rows(options_.target, order_->batch(batch)); }
-
- private:
-  const safetensors::Entry* find(const std::string& name, Faults& faults) const {
-    const safetensors::Entry* entry = data_.find(name);
-    if (entry == nullptr) {
-      faults.add("there is no tensor '" + name + "': it has " + data_.names() +
-                 (name == options_.target ? "; name the targets with --target" : ""));
-    }
-    return entry;
-  }
-
-  void check(const ModelInput& input, const safetensors::Entry& entry, bool by_row, Faults& faults) {
-    TensorSpec wanted = *input.tensor;
-    if (by_row && !wanted.sizes.empty()) wanted.sizes.front() = TensorSpec::kAny;
-    bool fits = dtype_of(entry.dtype) == wanted.dtype && entry.shape.size() == wanted.sizes.size();
-    for (std::size_t d = 0; fits && d < entry.shape.size(); ++d) {
-      fits = wanted.sizes[d] == TensorSpec::kAny || wanted.sizes[d] == entry.shape[d];
-    }
-    if (!fits) faults.add("'" + input.name + "' is " + text_of(entry) + ", but the model takes " + wanted.text());
-    if (fits && by_row) count(entry, faults);
-  }
-
-  /// The entry with LibTorch's name of its type, if LibTorch has the type.
-  static std::string text_of(const safetensors::Entry& entry) {
-    const std::optional<at::ScalarType> type = dtype_of(entry.dtype);
-    return type ? TensorSpec{entry.shape, *type}.text() : entry.text();
-  }
-
-  void count(const safetensors::Entry& entry, Faults& faults) {
-    const std::int64_t rows = entry.shape.empty() ? 0 : entry.shape.front();
-    if (rows_ && *rows_ != rows) {
-      faults.add("'" + entry.name + "' has " + std::to_string(rows) + " rows, others have " + std::to_string(*rows_));
-    }
-    if (!rows_) rows_ = rows;
-  }
-
-  const Options& options_;
-  Dataset data_;
-  at::Device device_;
-  std::vector<std::string> by_row_;
-  std::vector<std::string> whole_;
-  std::optional<std::int64_t> rows_;
-  std::optional<RowOrder> order_;
-};
-
 /// Checks before training that the output files can be written.
 void check_places(const Options& options) {
   Faults faults;
-  for (const auto& [option, file] :
-       {std::pair("--save", options.save), {"--save-weights", options.save_weights}, {"--losses", options.losses}}) {
+  for (const auto& [option, file] : {std::pair("--save", options.save),
+                                     {"--save-weights", options.save_weights},
+                                     {"--losses", options.losses},
+                                     {"--metrics", options.metrics}}) {
     if (file.empty()) continue;
     const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
     if (!std::filesystem::is_directory(folder)) {
@@ -144,45 +46,279 @@ void check_places(const Options& options) {
   if (!faults.empty()) throw InvalidArgument(faults.text());
 }
 
-/// Reports progress, on the rank that has the loss.
-class Progress {
+Shard shard_of(const std::string& word) {
+  if (word == "optimizer") return Shard::kOptimizer;
+  if (word == "gradients") return Shard::kGradients;
+  return word == "parameters" ? Shard::kParameters : Shard::kNone;
+}
+
+Recompute recompute_of(const std::string& word) {
+  if (word == "none") return {};
+  return word == "stage" ? Recompute::stage() : Recompute::every(std::stoll(word));
+}
+
+std::optional<at::ScalarType> type_of(const std::string& word) {
+  if (word == "bfloat16") return at::kBFloat16;
+  if (word == "float16") return at::kHalf;
+  return word == "float32" ? std::optional(at::kFloat) : std::nullopt;
+}
+
+Precision precision_of(const Options& options) {
+  constexpr std::string_view kAutocast = "autocast-";
+  Precision precision;
+  if (options.precision.starts_with(kAutocast)) {
+    precision.autocast = type_of(options.precision.substr(kAutocast.size()));
+  } else if (options.precision != "float32") {
+    precision.compute = type_of(options.precision);
+  }
+  precision.reduce = type_of(options.reduce_type);
+  return precision;
+}
+
+PipelineOptions pipeline_options(const Options& options, std::shared_ptr<const BatchFacts> facts) {
+  PipelineOptions how{.schedule = options.schedule,
+                      .stages_per_rank = options.stages_per_rank,
+                      .microbatches = options.microbatches,
+                      .loss = objective(options, std::move(facts)),
+                      .broadcast_loss = true,
+                      .seed = options.seed,
+                      .shard = shard_of(options.shard),
+                      .freeze = options.freeze,
+                      .precision = precision_of(options),
+                      .accumulate = options.accumulate,
+                      .recompute = recompute_of(options.recompute)};
+  if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
+  if (!options.passes.empty()) how.passes = options.passes;
+  if (options.bucket_bytes > 0) how.bucket_bytes = options.bucket_bytes;
+  return how;
+}
+
+/// The rows to train on and those to evaluate on, and where they come from.
+class Splits {
  public:
-  Progress(const Options& options, bool speaks) : options_(options), speaks_(speaks) {}
-
-  void begin(std::int64_t step) {
-    first_ = step;
-    start_ = seconds_now();
-    if (!speaks_ || options_.losses.empty()) return;
-    losses_.open(options_.losses, step == 0 ? std::ios::trunc : std::ios::app);
-    if (!losses_) throw FileError(options_.losses, "cannot write it: choose another place for --losses");
-    if (step == 0) losses_ << "step,loss\n";
-  }
-
-  void step(std::int64_t step, double loss) {
-    if (!speaks_) return;
-    if (losses_.is_open()) {
-      char line[64];
-      std::snprintf(line, sizeof line, "%" PRId64 ",%.17g\n", step, loss);
-      losses_ << line << std::flush;
+  Splits(const Options& options, const Pipe& pipe, at::Device device) {
+    if (options.batch < options.microbatches) {
+      throw InvalidArgument("a batch of " + std::to_string(options.batch) + " rows cannot be cut into " +
+                            std::to_string(options.microbatches) +
+                            " microbatches: give a larger --batch or fewer --microbatches");
     }
-    if (step % options_.report != 0 && step != options_.steps && step != first_ + 1) return;
-    const double seconds = (seconds_now() - start_) / static_cast<double>(step - first_);
-    std::printf("step %" PRId64 "/%" PRId64 "  loss %.4f  %.1f ms\n", step, options_.steps, loss, 1e3 * seconds);
-    std::fflush(stdout);
+    const auto open = [&](const std::string& path, const std::string& targets, const char* targets_option) {
+      return Batches(pipe, open_data({path, targets, targets_option}, options, pipe), path, device);
+    };
+    training.emplace(open(options.data, options.targets, "--targets"));
+    trained_rows = training->data().rows();
+    if (options.eval_share > 0) {
+      evaluated_rows.count = static_cast<std::int64_t>(options.eval_share * static_cast<double>(trained_rows));
+      trained_rows -= evaluated_rows.count;
+      evaluated_rows.first = trained_rows;
+      evaluation = training;
+    } else if (options.evaluates()) {
+      evaluation.emplace(open(options.eval_data, options.eval_targets, "--eval-targets"));
+      evaluated_rows.count = evaluation->data().rows();
+    }
+    require(options, trained_rows, options.data, "to train on");
+    if (options.evaluates()) {
+      require(options, evaluated_rows.count, options.eval_share > 0 ? options.data : options.eval_data,
+              "to evaluate on");
+    }
   }
 
-  void say(const std::string& line) const {
-    if (!speaks_) return;
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
+  std::optional<Batches> training;
+  std::int64_t trained_rows = 0;
+  std::optional<Batches> evaluation;
+  RowRange evaluated_rows;
+
+ private:
+  static void require(const Options& options, std::int64_t rows, const std::string& path, const char* what) {
+    const std::int64_t wanted = options.batch * options.replicas;
+    if (rows >= wanted) return;
+    throw FileError(path, "there are " + std::to_string(rows) + " rows, fewer than the " + std::to_string(wanted) +
+                              " of one batch, " + what + ": give more data, or a smaller --batch" +
+                              (options.eval_share > 0 ? ", or another --eval-share" : ""));
+  }
+};
+
+/// The state of a run on one rank.
+class Run {
+ public:
+  Run(World& world, const Options& options, const Pipe& pipe)
+      : world_(world),
+        options_(options),
+        splits_(options, pipe, world.device()),
+        order_(splits_.trained_rows, !options.in_order, options.seed),
+        pipeline_(world, pipe, pipeline_options(options, facts_)),
+        optimizer_(make_optimizer(world, pipeline_, options)),
+        rate_(make_learning_rate(options)),
+        saves_(world, options),
+        metrics_(world, pipeline_, options),
+        progress_(options, world.world_rank().value == 0) {
+    pipeline_.attach(*optimizer_);
+    if (splits_.evaluation) {
+      evaluation_.emplace(options, *splits_.evaluation, splits_.evaluated_rows, facts_);
+    }
+  }
+
+  void run(const Pipe& pipe) {
+    begin(pipe);
+    bool saved = true;
+    bool evaluated = false;
+    while (step_ < options_.steps) {
+      StepFacts facts = update();
+      evaluated = evaluation_ && (step_ == options_.steps || is_due(options_.eval_every));
+      if (evaluated) facts.eval_loss = evaluation_->run(world_, pipeline_);
+      metrics_.end_step(facts);
+      progress_.step(step_, facts.loss, facts.eval_loss);
+      saved = is_due(options_.save_every) && saves_.are_wanted();
+      if (saved) save();
+    }
+    if (evaluation_ && !evaluated) {  // nothing was left to train
+      progress_.say("step " + std::to_string(step_) + "  eval loss " +
+                    std::to_string(evaluation_->run(world_, pipeline_)));
+    }
+    if (!saved && saves_.are_wanted()) save();
+    saves_.finish();
+    if (!options_.save_weights.empty()) {
+      save_checkpoint(world_, pipeline_, options_.save_weights);
+      progress_.say("weights in " + options_.save_weights);
+    }
   }
 
  private:
+  [[nodiscard]] bool is_due(std::int64_t every) const { return every > 0 && step_ % every == 0; }
+
+  void begin(const Pipe& pipe) {
+    position_.rows_per_epoch = order_.rows_per_epoch();
+    position_.order = order_.text();
+    if (saves_.are_wanted() && world_.world_rank().value == 0) {
+      position_.data = splits_.training->data().fingerprint();
+    }
+    const auto saved = options_.resume ? saves_.found() : std::nullopt;
+    const Beginning beginning = beginning_of(world_, options_, saved, position_);
+    if (beginning.from) resume(*beginning.from, beginning.rows_taken);
+    progress_.begin(step_);
+    metrics_.begin(step_);
+    if (beginning.from) {
+      progress_.say("going on from step " + std::to_string(step_) + " of " + *beginning.from + ", after " +
+                    std::to_string(beginning.rows_taken) + " rows of data");
+    }
+    if (step_ == 0) progress_.say(pipe.summary());
+  }
+
+  void resume(const std::string& path, std::int64_t rows_taken) {
+    step_ = load_checkpoint(
+        world_, pipeline_, path,
+        {.optimizer = optimizer_.get(), .learning_rate = &rate_, .other_learning_rate = options_.new_rate});
+    position_.rows_taken = rows_taken;
+    // The saved run may have accumulated another number of batches: an update begins at a multiple of the number.
+    const auto window = static_cast<std::uint64_t>(options_.accumulate);
+    pipeline_.set_steps((pipeline_.steps() + window - 1) / window * window);
+  }
+
+  void save() {
+    progress_.say(saves_.save(
+        pipeline_,
+        {.optimizer = optimizer_.get(), .step = step_, .learning_rate = &rate_, .metadata = position_.metadata()}));
+  }
+
+  /// One update of the parameters.
+  StepFacts update() {
+    const double start = seconds_now();
+    StepFacts facts;
+    rate_.apply(*optimizer_, step_);
+    facts.learning_rate = rate_.at(step_);
+    const std::vector<StepResult> results = add_up_gradients();
+    at::Tensor norm = at::scalar_tensor(std::numeric_limits<double>::infinity());  // of an overflow in float16
+    if (pipeline_.unscale_gradients()) {
+      norm = limit_gradients();
+      fast_step(*optimizer_);
+    }
+    optimizer_->zero_grad();
+    // Only now that all work of the step is issued: reading a number waits for a GPU.
+    facts.loss = loss_of(results);
+    facts.gradient_norm = norm.item<double>();
+    ++step_;
+    position_.rows_taken += options_.rows_per_step();
+    const double seconds = seconds_now() - start;
+    facts.step = step_;
+    facts.rows_taken = position_.rows_taken;
+    facts.rows_per_second = static_cast<double>(options_.rows_per_step()) / seconds;
+    facts.tokens_per_second = facts.rows_per_second * static_cast<double>(splits_.training->data().tokens_per_row());
+    return facts;
+  }
+
+  /// Runs the batches of one update.
+  std::vector<StepResult> add_up_gradients() {
+    std::vector<Rows> rows;
+    std::vector<at::Tensor> targets;
+    for (int i = 0; i < options_.accumulate; ++i) {
+      const std::int64_t batch = i * world_.replicas() + world_.replica();
+      rows.push_back(order_.rows(position_.rows_taken + batch * options_.batch, options_.batch));
+      if (pipeline_.has_last_stage()) targets.push_back(splits_.training->targets(rows.back()));
+    }
+    const std::vector<double> shares = shares_of(targets);
+    std::vector<StepResult> results;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      StepOptions inputs;
+      if (pipeline_.has_first_stage()) inputs.keywords = splits_.training->inputs(rows[i]);
+      if (pipeline_.has_last_stage()) {
+        *facts_ = {Classes::of(targets[i]), shares[i]};
+        inputs.target = targets[i].to(world_.device());
+      }
+      const double start = seconds_now();
+      results.push_back(pipeline_.step({}, inputs));
+      metrics_.add_batch(seconds_now() - start);
+    }
+    return results;
+  }
+
+  /// The mean loss of the batches of an update; NaN if nothing counts.
+  static double loss_of(const std::vector<StepResult>& results) {
+    std::optional<double> loss;
+    for (const StepResult& result : results) {
+      if (const std::optional<double> own = counted_loss(result)) loss = loss.value_or(0) + *own;
+    }
+    return loss.value_or(std::numeric_limits<double>::quiet_NaN());
+  }
+
+  /// The weight of each accumulated batch in the mean over all of them: gradients are those of one large batch, also
+  /// where some targets do not count. On ranks with targets.
+  std::vector<double> shares_of(const std::vector<at::Tensor>& targets) {
+    if (targets.size() < 2) return {1.0};
+    std::vector<double> own;
+    for (const at::Tensor& each : targets) own.push_back(weight_of(options_, each));
+    std::vector<double> shares = weights_of_all(world_.peers(), own);
+    const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+    for (double& share : shares) share = total > 0 ? share / total : 1;
+    return shares;
+  }
+
+  /// Clips the gradients. Returns their norm before, or 0 if nobody needs it.
+  at::Tensor limit_gradients() {
+    const bool limits_values = options_.clip_value > 0;
+    at::Tensor norm = at::scalar_tensor(0.0);
+    if (metrics_.is_on() && (limits_values || options_.clip_norm == 0)) norm = pipeline_.gradient_norm();
+    if (limits_values) pipeline_.clip_gradient_values(options_.clip_value);
+    if (options_.clip_norm > 0) {
+      const at::Tensor before = pipeline_.clip_gradient_norm(options_.clip_norm);
+      if (metrics_.is_on() && !limits_values) norm = before;
+    }
+    return norm;
+  }
+
+  World& world_;
   const Options& options_;
-  bool speaks_;
-  std::int64_t first_ = 0;
-  double start_ = 0;
-  std::ofstream losses_;
+  Splits splits_;
+  RowOrder order_;
+  std::shared_ptr<BatchFacts> facts_ = std::make_shared<BatchFacts>();
+  Pipeline pipeline_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  LearningRate rate_;
+  Saves saves_;
+  std::optional<Evaluation> evaluation_;
+  Metrics metrics_;
+  Progress progress_;
+  std::int64_t step_ = 0;
+  DataPosition position_;
 };
 
 }  // namespace
@@ -195,7 +331,7 @@ Pipe cut_for(const Options& options, const World& world) {
                       end ? graph::ModuleCut::At::kEnd : graph::ModuleCut::At::kBeginning});
   }
   cut.marked = options.marked;
-  const int stages = placement_in(world, options.schedule).stages();
+  const int stages = placement_in(world, options.schedule, options.stages_per_rank).stages();
   if (cut.at.empty() && !cut.marked && stages > 1) cut.stages = stages;
   return Pipe(options.model, cut);
 }
@@ -203,51 +339,7 @@ Pipe cut_for(const Options& options, const World& world) {
 void train(World& world, const Options& options) {
   check_places(options);
   const Pipe pipe = cut_for(options, world);
-  Batches batches(pipe, options, world.device());
-  const auto classes = std::make_shared<Classes>();
-  PipelineOptions how{
-      .schedule = options.schedule, .microbatches = options.microbatches, .loss = objective(options, classes)};
-  if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
-  how.seed = options.seed;
-  how.broadcast_loss = true;
-  Pipeline pipeline(world, pipe, how);
-  const auto optimizer = make_optimizer(options, pipeline.parameters());
-  Progress progress(options, world.is_last() && world.replica() == 0);
-
-  std::int64_t step = 0;
-  if (options.resume && std::filesystem::exists(options.save)) {
-    step = load_checkpoint(world, pipeline, options.save, {.optimizer = optimizer.get()});
-    progress.say("going on from step " + std::to_string(step) + " of " + options.save);
-  }
-  const auto save = [&] {
-    save_checkpoint(world, pipeline, options.save, {.optimizer = optimizer.get(), .step = step});
-    progress.say("saved step " + std::to_string(step) + " in " + options.save);
-  };
-  progress.begin(step);
-  if (step == 0) progress.say(pipe.summary());
-  bool saved = true;
-  while (step < options.steps) {
-    const std::int64_t batch = step * world.replicas() + world.replica();
-    StepOptions inputs;
-    if (pipeline.has_first_stage()) inputs.keywords = batches.inputs(batch);
-    if (pipeline.has_last_stage()) {
-      const at::Tensor targets = batches.targets(batch);
-      *classes = Classes::of(targets);
-      inputs.target = targets.to(world.device());
-    }
-    const StepResult result = pipeline.step({}, inputs);
-    optimizer->step();
-    optimizer->zero_grad();
-    ++step;
-    progress.step(step, result.loss());
-    saved = options.save_every > 0 && step % options.save_every == 0 && !options.save.empty();
-    if (saved) save();
-  }
-  if (!saved && !options.save.empty()) save();
-  if (!options.save_weights.empty()) {
-    save_checkpoint(world, pipeline, options.save_weights);
-    progress.say("weights in " + options.save_weights);
-  }
+  Run(world, options, pipe).run(pipe);
 }
 
 }  // namespace stagecraft::train

@@ -1,5 +1,6 @@
 #include "inventory.h"
 
+#include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -20,11 +21,11 @@ void add_once(NamedTensors& all, const std::string& name, const at::Tensor& tens
 
 NamedTensors weights_of(const Pipeline& pipeline) {
   NamedTensors all;
-  const bool is_sharded = pipeline.sharder() != nullptr;
-  if (is_sharded) all = pipeline.named_parameters();
+  const bool has_masters = pipeline.masters() != nullptr;
+  if (has_masters) all = pipeline.named_parameters();
   for (const Stage& stage : pipeline.stages()) {
     const std::vector<std::string>& left_out = stage.options().not_saved;
-    if (!is_sharded) {
+    if (!has_masters) {
       for (const auto& [name, tensor] : stage.parameters()) add_once(all, name, tensor);
     }
     for (const auto& [name, tensor] : stage.buffers()) {
@@ -73,6 +74,10 @@ bool has_strangers(const Pipeline& pipeline, const torch::optim::Optimizer& opti
     }
   }
   return false;
+}
+
+at::Tensor in_memory(const at::Tensor& tensor) {
+  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
 }
 
 std::vector<std::vector<std::string>> gather(World& world, const std::vector<std::string>& words) {

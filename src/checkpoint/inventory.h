@@ -25,6 +25,9 @@ NamedTensors optimized(const Pipeline& pipeline, const torch::optim::Optimizer& 
 /// Whether the optimizer has a parameter that is not in the pipeline.
 bool has_strangers(const Pipeline& pipeline, const torch::optim::Optimizer& optimizer);
 
+/// The tensor's data, contiguous in host memory.
+at::Tensor in_memory(const at::Tensor& tensor);
+
 /// Gathers the words of every rank of the world, by rank. No word may contain a 0 byte.
 std::vector<std::vector<std::string>> gather(World& world, const std::vector<std::string>& words);
 

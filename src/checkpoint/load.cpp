@@ -4,6 +4,7 @@
 #include <charconv>
 #include <optional>
 #include <set>
+#include <sstream>
 
 #include "inventory.h"
 #include "metadata.h"
@@ -11,9 +12,10 @@
 #include "stagecraft/checkpoint/checkpoint.h"
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/data_parallel/sharder.h"
+#include "stagecraft/data_parallel/masters.h"
 #include "stagecraft/file/safetensors.h"
 #include "stagecraft/runtime/together.h"
+#include "stagecraft/training/learning_rate.h"
 
 namespace stagecraft {
 namespace {
@@ -113,8 +115,10 @@ class Load {
         check_optimizer(find);
       }
     }
+    check_learning_rate();
     step_ = count(kStep);
     pipeline_steps_ = count(kPipelineSteps);
+    read_loss_scaling();
     const auto all = gather(world_, names);
     const bool with_state = anywhere(checks_state_);
     std::set<std::string_view> known;
@@ -170,6 +174,19 @@ class Load {
     }
   }
 
+  void check_learning_rate() {
+    if (options_.other_learning_rate) return;
+    if (options_.optimizer == nullptr && options_.learning_rate == nullptr) return;  // it does not train
+    const auto found = reader_->metadata().find(kLearningRate);
+    const std::string saved = found == reader_->metadata().end() ? "" : found->second;
+    const std::string own = options_.learning_rate == nullptr ? "" : options_.learning_rate->text();
+    if (saved == own) return;
+    const auto text = [](const std::string& rate) { return rate.empty() ? "none" : in_quotes(rate); };
+    optimizer_faults_.push_back("its learning rate is " + text(saved) + ", but that of this run is " + text(own) +
+                                ": give LoadOptions::learning_rate the saved one, or set other_learning_rate to go on "
+                                "with that of this run");
+  }
+
   void require_like(const std::string& name, const Entry* entry, at::ScalarType type, at::IntArrayRef shape) {
     if (entry == nullptr) return fault(in_quotes(name) + " is missing");
     if (entry->dtype == dtype_name(type) && at::IntArrayRef(entry->shape) == shape) return;
@@ -187,6 +204,19 @@ class Load {
       fault(std::string("its metadata ") + key + " is " + in_quotes(text) + ", not a whole number");
     }
     return value;
+  }
+
+  void read_loss_scaling() {
+    const auto found = reader_->metadata().find(kLossScaling);
+    if (found == reader_->metadata().end()) return;
+    LossScalingState state;
+    std::istringstream in(found->second);
+    if (in >> state.scale >> state.updates && state.scale > 0 && state.updates >= 0) {
+      loss_scaling_ = state;
+    } else {
+      fault(std::string("its metadata ") + kLossScaling + " is " + in_quotes(found->second) +
+            ", not a positive number and a count");
+    }
   }
 
   void fault(const std::string& text) { faults_.push_back(text); }
@@ -210,16 +240,18 @@ class Load {
     const Faults damaged = merged(gather(world_, faults_));
     if (damaged.empty() && reader_->metadata().contains(kPipelineSteps)) {
       pipeline_.set_steps(static_cast<std::uint64_t>(pipeline_steps_));
+      if (loss_scaling_) pipeline_.set_loss_scaling(*loss_scaling_);
     }
     return damaged;
   }
 
   [[nodiscard]] bool is_sharded(const at::Tensor& parameter) const {
-    return parameter.defined() && pipeline_.sharder() != nullptr && pipeline_.sharder()->has(parameter);
+    return parameter.defined() && pipeline_.masters() != nullptr && pipeline_.masters()->are_parts() &&
+           pipeline_.masters()->has(parameter);
   }
   /// Of the whole tensor.
   [[nodiscard]] at::IntArrayRef sizes_of(const at::Tensor& parameter) const {
-    return is_sharded(parameter) ? pipeline_.sharder()->sizes_of(parameter) : parameter.sizes();
+    return is_sharded(parameter) ? pipeline_.masters()->sizes_of(parameter) : parameter.sizes();
   }
 
   /// `tensor` belongs to `parameter`: if that is sharded, it gets this replica's part.
@@ -227,7 +259,7 @@ class Load {
     if (!is_sharded(parameter)) return read_into(entry, tensor);
     const at::Tensor whole = at::empty(sizes_of(parameter), tensor.options());
     read_into(entry, whole);
-    tensor.copy_(pipeline_.sharder()->part_of(parameter, whole));
+    tensor.copy_(pipeline_.masters()->part_of(parameter, whole));
   }
 
   void read_into(const Entry& entry, const at::Tensor& tensor) {
@@ -258,6 +290,7 @@ class Load {
   bool checks_state_ = false;  // whether this rank compares optimizer state with the file
   std::int64_t step_ = 0;
   std::int64_t pipeline_steps_ = 0;
+  std::optional<LossScalingState> loss_scaling_;
 };
 
 }  // namespace

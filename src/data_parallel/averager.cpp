@@ -9,6 +9,7 @@
 
 #include "beside_thread.h"
 #include "buckets.h"
+#include "presence.h"
 #include "replica_buffers.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/measurement.h"
@@ -72,7 +73,7 @@ class Averager::Implementation {
     const std::string whose =
         stage < stages_.size() ? "stage " + std::to_string(stages_[stage].index().value) : "tied parameters";
     beside_.start("while the gradients of " + whose + " were averaged over the replicas", [this, stage] {
-      Record record{stage, seconds_now(), 0, 0, 0};
+      BesideRecord record{BesideRecord::Kind::kReduction, stage, seconds_now(), 0, 0, 0};
       average(stage, record);
       record.end = seconds_now();
       const std::lock_guard lock(mutex_);
@@ -84,24 +85,28 @@ class Averager::Implementation {
     if (beside_.is_idle()) records_.clear();
     const double begin = seconds_now();
     beside_.finish();
-    for (Record& record : records_) record.waited = std::max(0.0, record.end - std::max(record.start, begin));
+    note_wait(records_, begin);
   }
 
   void average_tied() {
-    const std::vector<Record> of_stages = std::move(records_);
+    const std::vector<BesideRecord> of_stages = std::move(records_);
     start(stages_.size());
     finish();
     records_ = of_stages;
   }
 
+  void spread_buffers() {
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) buffers_.spread(stage);
+  }
+
   void cancel() { beside_.rest(); }
 
-  std::vector<Record> records_;  // guarded by mutex_ while tasks are in flight
+  std::vector<BesideRecord> records_;  // guarded by mutex_ while tasks are in flight
 
  private:
   // --- in the thread ---
 
-  void average(std::size_t stage, Record& record) {
+  void average(std::size_t stage, BesideRecord& record) {
     const auto during = peers_->during(purposes_[stage]);
     const std::vector<at::Tensor> gradients = gradients_of(stage);
     record.start = seconds_now();  // all replicas have started it
@@ -118,24 +123,12 @@ class Averager::Implementation {
   std::vector<at::Tensor> gradients_of(std::size_t stage) {
     const NamedTensors& parameters = parameters_[stage];
     if (parameters.empty()) return {};
-    std::string own(parameters.size(), '0');
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor& gradient = parameters[i].second.grad();
-      if (!gradient.defined()) continue;
-      own[i] = '1';
-      if (!gradient.is_sparse()) continue;
-      throw InvalidArgument("the gradient of " + parameters[i].first +
-                            " is sparse, and replicas average dense ones: make the layer with sparse(false)");
-    }
-    std::string some = own;
-    for (const Message& message : peers_->all_gather(Message{{}, own})) {
-      for (std::size_t i = 0; i < some.size(); ++i) {
-        if (message.header.at(i) == '1') some[i] = '1';
-      }
-    }
+    Presence present;
+    for (const auto& [name, parameter] : parameters) present.add(name, parameter.grad());
+    present.share(*peers_);
     std::vector<at::Tensor> gradients;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (some[i] == '0') continue;
+      if (!present[i]) continue;
       at::Tensor& gradient = parameters[i].second.mutable_grad();
       if (!gradient.defined()) {
         gradient = at::zeros_like(parameters[i].second);
@@ -172,7 +165,8 @@ void Averager::reorder(const std::vector<std::size_t>& order) { implementation_-
 void Averager::start(std::size_t stage) { implementation_->start(stage); }
 void Averager::finish() { implementation_->finish(); }
 void Averager::average_tied() { implementation_->average_tied(); }
+void Averager::spread_buffers() { implementation_->spread_buffers(); }
 void Averager::cancel() { implementation_->cancel(); }
-const std::vector<Averager::Record>& Averager::records() const { return implementation_->records_; }
+const std::vector<BesideRecord>& Averager::records() const { return implementation_->records_; }
 
 }  // namespace stagecraft

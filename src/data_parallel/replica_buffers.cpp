@@ -21,6 +21,7 @@ void make_stages_equal(Group& peers, const std::vector<Stage>& stages) {
 }
 
 void ReplicaBuffers::spread(std::size_t stage) {
+  if (peers_.size() == 1) return;
   constexpr std::size_t kBuffersAtOnce = 256;  // the most that one message can describe
   const NamedTensors& buffers = stages_[stage].buffers();
   std::vector<at::Tensor>& sent = sent_[stage];

@@ -69,7 +69,7 @@ void flatten(const Tree& tree, const Value* value, const std::string& what, std:
 /// Checks tensors against what the program takes; dynamic sizes of one name must agree.
 class InputCheck {
  public:
-  explicit InputCheck(const graph::Program& program) : program_(program) {}
+  InputCheck(const graph::Program& program, bool any_float) : program_(program), any_float_(any_float) {}
 
   void check(const graph::Input& input, const Value& value, const std::string& what) {
     const graph::ValueInfo& info = program_.values[static_cast<std::size_t>(input.value)];
@@ -80,8 +80,9 @@ class InputCheck {
     }
     const at::Tensor& tensor = value.tensor();
     const std::vector<graph::Size>& sizes = info.tensor.sizes;
-    bool fits = tensor.scalar_type() == scalar_type(info.tensor.element) &&
-                tensor.dim() == static_cast<std::int64_t>(sizes.size());
+    const at::ScalarType type = scalar_type(info.tensor.element);
+    bool fits = tensor.scalar_type() == type || (any_float_ && tensor.is_floating_point() && at::isFloatingType(type));
+    fits &= tensor.dim() == static_cast<std::int64_t>(sizes.size());
     std::string hint;
     for (std::size_t d = 0; fits && d < sizes.size(); ++d)
       fits &= fits_size(sizes[d], tensor.size(static_cast<std::int64_t>(d)), hint);
@@ -119,6 +120,7 @@ class InputCheck {
   }
 
   const graph::Program& program_;
+  bool any_float_;
   std::map<std::string, std::int64_t> seen_;
   Faults faults_;
 };
@@ -172,7 +174,7 @@ ValueList user_inputs(const graph::Program& program, const StageCall& call) {
     flatten(*expected[i].tree, given[i], expected[i].what, leaves, names);
 
   ValueList inputs;
-  InputCheck check(program);
+  InputCheck check(program, call.any_float);
   std::size_t leaf = 0;
   for (const graph::Input& input : program.inputs) {
     if (input.is_loaded()) continue;

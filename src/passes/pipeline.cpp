@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <optional>
 
 #include "rewrite.h"
 #include "stagecraft/core/error.h"
@@ -29,6 +31,30 @@ const Rewrite& find_rewrite(std::string_view name) {
   throw InvalidArgument("unknown pass '" + std::string(name) + "': the known ones are " + known);
 }
 
+/// A pass of a list, perhaps with a number: "unshard_reshard=2".
+struct Chosen {
+  const Rewrite* rewrite;
+  std::optional<int> number;
+};
+
+Chosen chosen(std::string_view text) {
+  const auto equals = text.find('=');
+  const Rewrite& rewrite = find_rewrite(trimmed(text.substr(0, equals)));
+  if (equals == std::string_view::npos) return {&rewrite, std::nullopt};
+  const std::string_view digits = trimmed(text.substr(equals + 1));
+  int number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    throw InvalidArgument("the pass '" + std::string(text) + "' is followed by '" + std::string(digits) +
+                          "', which is not a whole number");
+  }
+  if (rewrite.apply_with == nullptr) {
+    throw InvalidArgument("the pass '" + std::string(rewrite.pass.name) +
+                          "' takes no number: leave out '=" + std::string(digits) + "'");
+  }
+  return {&rewrite, number};
+}
+
 }  // namespace
 
 namespace detail {
@@ -56,26 +82,30 @@ std::span<const Pass> passes() {
 
 const Pass& find_pass(std::string_view name) {
   const auto known = passes();
-  const std::string_view found = find_rewrite(name).pass.name;
+  const std::string_view found = chosen(name).rewrite->pass.name;
   return *std::find_if(known.begin(), known.end(), [&](const Pass& pass) { return pass.name == found; });
 }
 
 void run_passes(Schedule& schedule, std::string_view names) {
-  std::vector<const Rewrite*> chain;
+  std::vector<Chosen> chain;
   while (!names.empty()) {
     const auto comma = names.find(',');
-    chain.push_back(&find_rewrite(trimmed(names.substr(0, comma))));
+    chain.push_back(chosen(trimmed(names.substr(0, comma))));
     if (comma == std::string_view::npos) break;
     names.remove_prefix(comma + 1);
     if (names.empty()) find_pass("");  // a trailing comma: throws for the empty name
   }
-  for (const Rewrite* rewrite : chain) {
-    if (rewrite == chain.front()) {
+  for (const auto& [rewrite, number] : chain) {
+    if (rewrite == chain.front().rewrite) {
       detail::require_input_of(*rewrite, schedule);
     } else if ((detail::kinds_in(schedule) & rewrite->refuses) != 0) {  // passes keep it well formed
       detail::throw_for_kind(schedule, rewrite->pass.name, rewrite->refuses, rewrite->remedy);
     }
-    rewrite->apply(schedule);
+    if (number) {
+      rewrite->apply_with(schedule, *number);
+    } else {
+      rewrite->apply(schedule);
+    }
   }
 }
 

@@ -17,6 +17,8 @@ struct Rewrite {
   std::string_view remedy = {};  ///< Part of the error message when it does.
   /// Requires a well-formed schedule without the refused kinds, and keeps it well formed.
   void (*apply)(Schedule&) = nullptr;
+  /// The same with a number, for a pass that takes one. Throws InvalidArgument for a number that it cannot take.
+  void (*apply_with)(Schedule&, int) = nullptr;
 };
 
 extern const Rewrite merge_backward_rewrite;

@@ -142,6 +142,12 @@ void shard(Schedule& schedule, int max_active) {
   });
 }
 
+void require_active(int max_active) {
+  if (max_active >= 1 && max_active <= kMaxStage) return;
+  throw InvalidArgument("unshard_reshard: at least 1 stage must be active at a time, got " +
+                        std::to_string(max_active));
+}
+
 }  // namespace
 
 extern const detail::Rewrite detail::unshard_reshard_rewrite = {
@@ -149,13 +155,15 @@ extern const detail::Rewrite detail::unshard_reshard_rewrite = {
              .summary = "UNSHARD before a stage computes, RESHARD when others need the room"},
     .refuses = kinds_where([](ActionKind k) { return k != ActionKind::kIdle && !is_compute(k); }),
     .remedy = "the schedule is lowered already: give the compute-only one",
-    .apply = [](Schedule& schedule) { shard(schedule, kDefaultMaxActive); }};
+    .apply = [](Schedule& schedule) { shard(schedule, kDefaultMaxActive); },
+    .apply_with =
+        [](Schedule& schedule, int max_active) {
+          require_active(max_active);
+          shard(schedule, max_active);
+        }};
 
 void unshard_reshard(Schedule& schedule, int max_active) {
-  if (max_active < 1 || max_active > kMaxStage) {
-    throw InvalidArgument("unshard_reshard: at least 1 stage must be active at a time, got " +
-                          std::to_string(max_active));
-  }
+  require_active(max_active);
   detail::require_input_of(detail::unshard_reshard_rewrite, schedule);
   shard(schedule, max_active);
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/data_parallel/masters.h"
 #include "stagecraft/runtime/pipeline.h"
 
 namespace stagecraft {
@@ -38,7 +39,7 @@ void Pipeline::attach(const torch::optim::Optimizer& optimizer, bool is_element_
         "the optimizer has a tensor that is not one of pipeline.parameters(), so it would train nothing there: make it "
         "from pipeline.parameters(), after the pipeline");
   }
-  if (sharder() != nullptr && !is_element_wise && !works_by_element(optimizer)) {
+  if (masters() != nullptr && masters()->are_parts() && !is_element_wise && !works_by_element(optimizer)) {
     throw InvalidArgument(
         "this optimizer is not known to work element by element, and would compute something else on a part of the "
         "parameters than on all of them: use SGD, Adam, AdamW, RMSprop or Adagrad, leave out shard, or say that it "

@@ -82,13 +82,15 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   outputs_ = StepOutputs();
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
-  const at::AutoGradMode mode(inputs.training);
+  const at::AutoGradMode mode(inputs.training());
   parameters_.begin_step(inputs.update);
   run_instructions();
   parameters_.end_step(program.never_reduced);
-  if (inputs.training && record_) {
-    for (const Averager::Record& done : parameters_.records()) {
-      const Action action = Action::of_stage(ActionKind::kReduceGrad, places_[done.stage].stage);
+  if (inputs.training() && record_) {
+    for (const BesideRecord& done : parameters_.records()) {
+      const bool reduces = done.kind == BesideRecord::Kind::kReduction;
+      const Action action =
+          Action::of_stage(reduces ? ActionKind::kReduceGrad : ActionKind::kUnshard, places_[done.stage].stage);
       timeline_.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
     }
   }
@@ -183,15 +185,17 @@ void Executor::execute(const Instruction& instruction) {
 void Executor::perform(const Instruction& instruction) {
   switch (instruction.action.kind()) {
     case ActionKind::kForward:
-      parameters_.require(instruction.stage);
+      waited_ += parameters_.require(instruction.stage);
       return forward(instruction);
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
-      parameters_.require(instruction.stage);
-      return backward(instruction);
+      waited_ += parameters_.require(instruction.stage);
+      backward(instruction);
+      return parameters_.collect_gradients(instruction.stage);
     case ActionKind::kBackwardWeight:
-      parameters_.require(instruction.stage);
-      return weight_part(instruction);
+      waited_ += parameters_.require(instruction.stage);
+      weight_part(instruction);
+      return parameters_.collect_gradients(instruction.stage);
     case ActionKind::kSendForward:
     case ActionKind::kSendBackward:
       return send(instruction);

@@ -115,6 +115,7 @@ class Executor {
   ValueList gather_arguments(std::uint32_t stage, MicrobatchId microbatch);
   ValueDict gather_keywords(std::uint32_t stage, MicrobatchId microbatch);
   [[nodiscard]] RandomScope random_numbers(std::uint32_t stage, MicrobatchId microbatch) const;
+  [[nodiscard]] Value as_taken(const Value& given, bool copies) const;
   Value with_leaves_for_given(const Value& value, Flight& in);
   void hand_on(std::uint32_t stage, Flight& in, const Value& output);
   void add_relayed_roots(std::uint32_t stage, const Flight& in);

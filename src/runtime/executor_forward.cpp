@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compute_types.h"
 #include "executor.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/stage/random.h"
@@ -16,10 +17,6 @@ at::Tensor as_leaf(const at::Tensor& tensor, bool training) {
   at::Tensor leaf = tensor.detach();
   if (training && tensor.requires_grad()) leaf.set_requires_grad(true);
   return leaf;
-}
-
-Value copied(const Value& value) {
-  return value.map_tensors([](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; });
 }
 
 bool any_needs_gradient(const Value& value) {
@@ -46,13 +43,22 @@ void Executor::await_input(const Instruction& instruction) {
 }
 
 Value Executor::with_leaves_for_given(const Value& value, Flight& in) {
-  if (!inputs_->training || !any_needs_gradient(value)) return value;
+  if (!inputs_->training() || !any_needs_gradient(value)) return value;
   return value.map_tensors([&](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.requires_grad()) return tensor;
     in.given.push_back(tensor);
     leaves_.push_back(as_leaf(tensor, true));
     return leaves_.back();
   });
+}
+
+/// A value of the user's, in the types that the modules take.
+Value Executor::as_taken(const Value& given, bool copies) const {
+  if (options_.precision.compute) {
+    const Value converted = for_modules(given, *options_.precision.compute);
+    return copies ? copy_of(converted) : converted;
+  }
+  return copies ? copy_of(given) : given;
 }
 
 /// `leaves_` gets the tensors of the items that the stage takes, then those of the user's that need a gradient.
@@ -65,7 +71,7 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
     if (!inputs_->rows.empty()) in.rows = inputs_->rows[microbatch.index()];
     for (const Value& argument : inputs_->arguments[microbatch.index()]) {
       const Value given = with_leaves_for_given(argument, in);
-      arguments.push_back(copies ? copied(given) : given);
+      arguments.push_back(as_taken(given, copies));
     }
     return arguments;
   }
@@ -84,7 +90,7 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
     const Value taken = argument.gradient
                             ? in.incoming[item]
                             : in.incoming[item].map_tensors([](const at::Tensor& t) { return as_leaf(t, false); });
-    arguments.push_back(copies ? copied(taken) : taken);
+    arguments.push_back(copies ? copy_of(taken) : taken);
   }
   if (!wired.empty()) return arguments;
   // All that the stage before returned is one item, the list of the arguments. It goes no further than this stage.
@@ -92,7 +98,7 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   const auto all = std::find(items.begin(), items.end(), Wiring::Item{place.stage.value - 1, Wiring::kAll});
   const auto item = static_cast<std::size_t>(all - items.begin());
   make_leaf(item);
-  if (copies) return as_arguments(copied(in.incoming[item]));
+  if (copies) return as_arguments(copy_of(in.incoming[item]));
   return as_arguments(place.keeps_inputs ? in.incoming[item] : std::move(in.incoming[item]));
 }
 
@@ -101,7 +107,7 @@ ValueDict Executor::gather_keywords(std::uint32_t stage, MicrobatchId microbatch
   const bool copies = stages_[stage].options().copy_inputs;
   for (const auto& [name, value] : inputs_->keywords[microbatch.index()]) {
     const Value given = with_leaves_for_given(value, flight(stage, microbatch));
-    keywords.emplace_back(name, copies ? copied(given) : given);
+    keywords.emplace_back(name, as_taken(given, copies));
   }
   return keywords;
 }
@@ -114,7 +120,7 @@ RandomScope Executor::random_numbers(std::uint32_t stage, MicrobatchId microbatc
 /// `roots_`.
 void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
   const Place& place = places_[stage];
-  const bool training = inputs_->training;
+  const bool training = inputs_->training();
   in.outgoing.clear();
   in.tensors_after.clear();
   if (place.is_last) return;
@@ -179,7 +185,7 @@ void Executor::add_losses(std::uint32_t stage, MicrobatchId microbatch, const Va
     losses_.add_loss(place.stage, microbatch, output, roots_, in.seeds);
   }
   const auto& auxiliary = stages_[stage].options().auxiliary_loss;
-  if (!auxiliary || !inputs_->training) return;
+  if (!auxiliary || !inputs_->training()) return;
   losses_.add_auxiliary_loss(place.stage, microbatch, auxiliary(output), roots_, in.seeds);
 }
 
@@ -196,7 +202,7 @@ Value Executor::run_forward(const Instruction& instruction, const StageCall& cal
     SegmentFlight& part = in.segments[s];
     part.input = s == 0 ? ValueList() : as_arguments(std::move(value));
     const StageCall own{call.stage, call.microbatch, s == 0 ? call.arguments : part.input,
-                        s == 0 ? call.keywords : no_keywords};
+                        s == 0 ? call.keywords : no_keywords, call.any_float};
     const bool is_last = s + 1 == segments.size();
     const bool drop = segments[s].again && !(is_last && instruction.returns_at_once);
     value = run_first(segments[s], stage, own, drop, random, part);
@@ -230,13 +236,15 @@ void Executor::compute_again(const Instruction& instruction, std::size_t segment
     part.input = gather_arguments(instruction.stage, microbatch);
     keywords = gather_keywords(instruction.stage, microbatch);
   }
-  const StageCall call{place.stage, microbatch, part.input, keywords};
+  const StageCall call{place.stage, microbatch, part.input, keywords, options_.precision.changes_types()};
+  const AutocastScope autocast(options_.precision, world_.device().type());
   Value output;
   {
     RandomScope random = random_numbers(instruction.stage, microbatch);
     output = run_again(place.segments[segment], stages_[instruction.stage], call, random, part);
   }
   if (segment + 1 == place.segments.size()) {
+    if (place.is_last && options_.precision.compute) output = for_loss(output, *options_.precision.compute);
     hand_on(instruction.stage, in, output);
     in.outgoing.clear();
     add_losses(instruction.stage, microbatch, output);
@@ -264,6 +272,8 @@ void Executor::forward(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, microbatch);
   const Place& place = places_[instruction.stage];
   const StageOptions& options = stages_[instruction.stage].options();
+  const bool any_float = options_.precision.changes_types();
+  const AutocastScope autocast(options_.precision, world_.device().type());
   leaves_.clear();
   roots_.clear();
   first_roots_.clear();
@@ -271,21 +281,22 @@ void Executor::forward(const Instruction& instruction) {
   const ValueList arguments = gather_arguments(instruction.stage, microbatch);
   const ValueDict keywords = gather_keywords(instruction.stage, microbatch);
   if (!options.inputs.empty()) {
-    check_tensors(arguments, options.inputs, place.stage, microbatch, "input");
+    check_tensors(arguments, options.inputs, place.stage, microbatch, "input", any_float);
   }
-  const StageCall call{place.stage, microbatch, arguments, keywords};
+  const StageCall call{place.stage, microbatch, arguments, keywords, any_float};
   Value output;
-  if (inputs_->training) {
+  if (inputs_->training()) {
     output = run_forward(instruction, call);
   } else {
     const RandomScope random = random_numbers(instruction.stage, microbatch);
     const Stage& stage = stages_[instruction.stage];
-    output = inputs_->only_shapes ? infer_output(stage, call, world_.device()) : stage.forward(call);
+    output = inputs_->only_shapes() ? infer_output(stage, call, world_.device()) : stage.forward(call);
   }
   if (!options.outputs.empty()) {
-    check_tensors(as_arguments(output), options.outputs, place.stage, microbatch, "output");
+    check_tensors(as_arguments(output), options.outputs, place.stage, microbatch, "output", any_float);
   }
-  if (inputs_->only_shapes) {
+  if (place.is_last && options_.precision.compute) output = for_loss(output, *options_.precision.compute);
+  if (inputs_->only_shapes()) {
     StageShapes& shapes = outputs_.shapes.emplace_back(StageShapes{place.stage, microbatch, {}});
     output.for_each_tensor([&](const at::Tensor& tensor) {
       if (tensor.defined()) shapes.outputs.push_back(TensorSpec::of(tensor));
@@ -296,7 +307,7 @@ void Executor::forward(const Instruction& instruction) {
   if (place.is_last && inputs_->keep_outputs) {
     outputs_.outputs[microbatch.index()] = output.map_tensors([](const at::Tensor& tensor) { return tensor.detach(); });
   }
-  if (inputs_->training) {
+  if (inputs_->training()) {
     add_relayed_roots(instruction.stage, in);
     SegmentFlight& first = in.segments.front();
     SegmentFlight& last = in.segments.back();
@@ -311,7 +322,7 @@ void Executor::forward(const Instruction& instruction) {
   inner_leaves_.clear();
   roots_.clear();
   first_roots_.clear();
-  if (!inputs_->training || !place.keeps_inputs) in.incoming.clear();
+  if (!inputs_->training() || !place.keeps_inputs) in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
     Flight& next = flight(instruction.next, microbatch);

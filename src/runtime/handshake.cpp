@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <sstream>
 
+#include "compute_types.h"
 #include "stagecraft/core/identity.h"
+#include "stagecraft/core/name_pattern.h"
+#include "stagecraft/core/text.h"
 
 // A statement has lines of "topic<tab>value". "takes 3", "gives 2" and "parameters of stage 2" are about one stage, and
 // must agree on all ranks that have it; "model" and "tied parameter x" must agree on all ranks that give them; all
@@ -53,6 +57,10 @@ std::string text_of(const std::vector<TensorSpec>& specs) {
 }
 
 constexpr const char* kAuxiliaryLoss = "auxiliary_loss";
+constexpr const char* kLossTopic = "loss of stage ";
+constexpr const char* kGiven = "given";
+constexpr const char* kFits = "fits: ";
+constexpr const char* kFitsNot = "fits not: ";
 
 using Topics = std::map<std::string, std::string>;
 
@@ -83,10 +91,23 @@ std::string usual_value(const std::vector<Topics>& all, const std::string& topic
   return usual;
 }
 
+/// States the patterns that fit a parameter of this rank.
+void state_fits(std::ostream& text, const char* option, const std::vector<std::string>& patterns,
+                const std::vector<Stage>& stages) {
+  for (const std::string& pattern : patterns) {
+    const auto fits = [&](const auto& parameter) { return fits_pattern(pattern, parameter.first); };
+    const bool fits_here = std::any_of(stages.begin(), stages.end(), [&](const Stage& stage) {
+      return std::any_of(stage.parameters().begin(), stage.parameters().end(), fits);
+    });
+    text << (fits_here ? kFits : kFitsNot) << option << " '" << pattern << "'\t\n";
+  }
+}
+
 /// Whether some ranks may leave the topic out.
 bool is_of_some_ranks(const std::string& topic) {
-  return topic == "model" || topic.starts_with("tied parameter ") || topic.starts_with("takes ") ||
-         topic.starts_with("gives ") || topic.find(" of stage ") != std::string::npos;
+  return topic == "model" || topic.starts_with(kFits) || topic.starts_with(kFitsNot) ||
+         topic.starts_with("tied parameter ") || topic.starts_with("takes ") || topic.starts_with("gives ") ||
+         topic.find(" of stage ") != std::string::npos;
 }
 
 }  // namespace
@@ -134,12 +155,21 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
   constexpr std::array kShards = {"none", "optimizer", "gradients", "parameters"};
   text << "shard\t" << kShards.at(static_cast<std::size_t>(options.shard)) << '\n';
   text << "accumulate\t" << options.accumulate << '\n';
+  text << "precision\t" << text_of(options.precision) << '\n';
+  text << "freeze\t";
+  for (const std::string& pattern : options.freeze) text << pattern << "; ";
+  text << '\n';
+  state_fits(text, "freeze", options.freeze, stages);
+  state_fits(text, "precision.keep", options.precision.keep, stages);
   for (const Stage& stage : stages) {
     const StageOptions& own = stage.options();
     text << "parameters of stage " << stage.index().value << '\t' << summary_of(stage) << '\n';
     text << "options of stage " << stage.index().value << '\t' << (own.full_backward ? "full_backward " : "")
          << (own.copy_inputs ? "copy_inputs " : "") << (own.deferred_weights ? "deferred_weights " : "")
          << (own.auxiliary_loss ? kAuxiliaryLoss : "") << '\n';
+    if (stage.index().value + 1 == schedule.stages()) {
+      text << kLossTopic << stage.index().value << '\t' << (options.loss ? kGiven : "none") << '\n';
+    }
     if (!own.origin.empty()) text << "model\t" << own.origin << '\n';
     for (const auto& [name, parameter] : stage.parameters()) {
       const bool is_tied = std::any_of(options.ties.begin(), options.ties.end(),
@@ -195,13 +225,32 @@ std::string disagreement(const std::vector<std::string>& statements) {
   return "the ranks were given different pipelines: " + text + ": every rank must make it from the same options";
 }
 
-bool any_auxiliary_loss(const std::vector<std::string>& statements) {
-  return std::any_of(statements.begin(), statements.end(), [](const std::string& statement) {
-    const Topics topics = parse(statement);
-    return std::any_of(topics.begin(), topics.end(), [](const auto& topic) {
-      return topic.first.starts_with("options of stage ") && topic.second.ends_with(kAuxiliaryLoss);
-    });
-  });
+std::string useless_patterns(const std::vector<std::string>& statements) {
+  std::set<std::string> useless;
+  std::set<std::string> useful;
+  for (const std::string& statement : statements) {
+    for (const auto& [topic, value] : parse(statement)) {
+      if (topic.starts_with(kFits)) useful.insert(topic.substr(std::string_view(kFits).size()));
+      if (topic.starts_with(kFitsNot)) useless.insert(topic.substr(std::string_view(kFitsNot).size()));
+    }
+  }
+  Faults faults;
+  for (const std::string& pattern : useless) {
+    if (!useful.contains(pattern))
+      faults.add(pattern + " fits no parameter of the model: see Pipeline::named_parameters");
+  }
+  return faults.text();
+}
+
+KnownLosses known_losses(const std::vector<std::string>& statements) {
+  KnownLosses known;
+  for (const std::string& statement : statements) {
+    for (const auto& [topic, value] : parse(statement)) {
+      known.any_auxiliary |= topic.starts_with("options of stage ") && value.ends_with(kAuxiliaryLoss);
+      known.has_loss |= topic.starts_with(kLossTopic) && value == kGiven;
+    }
+  }
+  return known;
 }
 
 }  // namespace stagecraft

@@ -42,11 +42,11 @@ void LossPolicy::begin(const StepInputs& inputs) {
   total_.reset();
   replica_weight_ = 1;
   losses_.assign(microbatches_, {});
-  if (inputs.only_shapes) return;
+  if (inputs.only_shapes()) return;
   if (place_.has_last && !inputs.targets.empty()) weigh_microbatches();
-  if (!inputs.training && !options_.broadcast_loss) return;
+  if (!inputs.training() && !options_.broadcast_loss) return;
   weigh_replicas();
-  if (inputs.training && place_.others_weigh) share_weights();
+  if (inputs.training() && place_.others_weigh) share_weights();
 }
 
 /// A mean over unequal microbatches is a weighted mean of their means.
@@ -77,7 +77,7 @@ void LossPolicy::weigh_microbatches() {
 
 /// A mean over all replicas is a weighted mean of their means. Only the rank with the targets knows the weights.
 void LossPolicy::weigh_replicas() {
-  const bool has_weights = place_.has_last && (inputs_->training || !inputs_->targets.empty());
+  const bool has_weights = place_.has_last && (inputs_->training() || !inputs_->targets.empty());
   if (has_weights && world_.replicas() > 1) replica_weight_ = replica_weight();
 }
 
@@ -110,7 +110,7 @@ void LossPolicy::share_weights() {
 // --- losses ---
 
 at::Tensor LossPolicy::seed_for(const at::Tensor& loss, MicrobatchId microbatch) {
-  const double weight = weights_[microbatch.index()] * replica_weight_;
+  const double weight = weights_[microbatch.index()] * replica_weight_ * scale_;
   const bool same = seed_.defined() && seed_weight_ == weight && seed_.sizes() == loss.sizes() &&
                     seed_.scalar_type() == loss.scalar_type() && seed_.device() == loss.device();
   if (!same) {
@@ -129,7 +129,7 @@ void LossPolicy::add_loss(StageId stage, MicrobatchId microbatch, const Value& o
     output.for_each_tensor([&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       if (!kept.defined()) kept = at::zeros({}, tensor.options().requires_grad(false));
-      if (!inputs_->training || !tensor.requires_grad()) return;
+      if (!inputs_->training() || !tensor.requires_grad()) return;
       roots.push_back(tensor);
       seeds.push_back(at::zeros_like(tensor.detach()));
     });
@@ -137,7 +137,7 @@ void LossPolicy::add_loss(StageId stage, MicrobatchId microbatch, const Value& o
   }
   const at::Tensor loss = options_.loss(output, inputs_->targets[microbatch.index()], *inputs_->loss_keywords);
   kept = checked(loss, stage, "loss").detach();
-  if (!inputs_->training) return;
+  if (!inputs_->training()) return;
   if (!loss.requires_grad()) {
     throw InvalidArgument("the loss of stage " + std::to_string(stage.value) +
                           " does not depend on any parameter that is trained: make it from the output, without "

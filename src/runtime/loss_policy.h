@@ -23,6 +23,9 @@ class LossPolicy {
   LossPolicy(World& world, const PipelineOptions& options, int microbatches, const Place& place)
       : world_(world), options_(options), microbatches_(static_cast<std::size_t>(microbatches)), place_(place) {}
 
+  /// Factor of the gradients of all losses, not of the losses that are returned.
+  void set_scale(double scale) { scale_ = scale; }
+
   /// Called by all ranks before the first forward, with the inputs of the step.
   void begin(const StepInputs& inputs);
   /// Sets the losses and weights of `result`: those of this rank, or of all replicas with `broadcast_loss`. Called by
@@ -56,9 +59,10 @@ class LossPolicy {
   Place place_;
 
   const StepInputs* inputs_ = nullptr;
-  std::vector<double> weights_;     // by microbatch; for a mean they sum to 1, or 0 if all are 0
-  std::optional<double> total_;     // the sum before normalisation; none if unknown
-  double replica_weight_ = 1;       // factor of this replica's losses, 1 on average
+  std::vector<double> weights_;  // by microbatch; for a mean they sum to 1, or 0 if all are 0
+  std::optional<double> total_;  // the sum before normalisation; none if unknown
+  double replica_weight_ = 1;    // factor of this replica's losses, 1 on average
+  double scale_ = 1;
   std::vector<at::Tensor> losses_;  // by microbatch; undefined where there is none yet
   // The last seed made, reused because seeds are often the same.
   at::Tensor seed_;

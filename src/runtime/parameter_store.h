@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "stagecraft/data_parallel/sharder.h"
+#include "stagecraft/data_parallel/masters.h"
 
 namespace stagecraft {
 
 /// Implements UNSHARD, RESHARD and REDUCE_GRAD, and what happens to gradients around a step. The executor knows nothing
-/// else of replicas, shards and ties. Stages are given by index among the rank's own. Used by one thread.
+/// else of replicas, shards, masters and ties. Stages are given by index among the rank's own. Used by one thread.
 class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
@@ -24,20 +24,23 @@ class ParameterStore {
   [[nodiscard]] virtual at::Tensor master_of(const at::Tensor& parameter) const { return parameter; }
   /// An optimizer of the parameters was checked.
   virtual void set_attached() {}
-  /// How they are sharded; null if they are whole.
-  [[nodiscard]] virtual const Sharder* sharder() const { return nullptr; }
+  /// Null if the optimizer updates the modules' own parameters.
+  [[nodiscard]] virtual const Masters* masters() const { return nullptr; }
 
   /// A step among those whose gradients are added up for one update of the parameters.
   struct Step {
     bool training = true;
     bool is_first = true;
     bool is_last = true;
+    bool only_forward = false;  // in training mode: it may change buffers
   };
   virtual void begin_step(const Step& step) = 0;
   virtual void unshard(std::size_t stage) = 0;
   virtual void reshard(std::size_t stage) = 0;
-  /// Called before every computation of the stage: returns when its parameters are there.
-  virtual void require(std::size_t stage) = 0;
+  /// Called before every computation of the stage: returns when its parameters are there, how many seconds it waited.
+  virtual double require(std::size_t stage) = 0;
+  /// Called after every backward of the stage that may have made gradients of its parameters.
+  virtual void collect_gradients(std::size_t stage) = 0;
   /// Called when the gradients of the stage are complete: starts reducing them, if the step is the last. Nobody else
   /// may use them until `end_step`.
   virtual void reduce_gradients(std::size_t stage) = 0;
@@ -46,8 +49,8 @@ class ParameterStore {
   /// Called after a failure: waits until no reduction is in flight, and forgets the step.
   virtual void cancel() = 0;
 
-  /// The reductions of the last step that ran beside the schedule.
-  [[nodiscard]] virtual const std::vector<Averager::Record>& records() const = 0;
+  /// What ran beside the schedule in the last step.
+  [[nodiscard]] virtual const std::vector<BesideRecord>& records() const = 0;
 };
 
 }  // namespace stagecraft

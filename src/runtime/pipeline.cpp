@@ -4,20 +4,23 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <sstream>
 
+#include "check_options.h"
 #include "clipping.h"
 #include "executor.h"
 #include "handshake.h"
 #include "loss_policy.h"
+#include "loss_scaler.h"
+#include "master_parameters.h"
 #include "program.h"
 #include "replicated_parameters.h"
-#include "sharded_parameters.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/name_pattern.h"
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/stand_ins.h"
@@ -28,35 +31,7 @@ namespace {
 
 constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
 
-struct Registered {
-  std::mutex mutex;
-  MakeSteering make;
-};
-Registered& registered_steering() {
-  static Registered registered;
-  return registered;
-}
-
-std::unique_ptr<Steering> make_steering(World& world, const AutoOptions& options, const Schedule& starting,
-                                        const std::string& passes) {
-  const MakeSteering make = [] {
-    Registered& registered = registered_steering();
-    const std::lock_guard lock(registered.mutex);
-    return registered.make;
-  }();
-  if (make) return make(world, options, starting, passes);
-  throw InvalidArgument(
-      "the schedule \"auto\" needs the planner: include stagecraft/automatic/automatic.h (stagecraft.h does) and link "
-      "stagecraft::stagecraft");
-}
-
 }  // namespace
-
-void register_steering(MakeSteering make) {
-  Registered& registered = registered_steering();
-  const std::lock_guard lock(registered.mutex);
-  registered.make = std::move(make);
-}
 
 double StepResult::loss() const {
   if (losses.empty()) {
@@ -87,7 +62,8 @@ class Pipeline::Implementation {
       parameters_->make_equal();
       const RankId last = schedule().placement.rank_of(StageId(schedule().stages() - 1));
       losses_.emplace(world_, options_, schedule().microbatches,
-                      LossPolicy::Place{has_last(), last, comparison.any_auxiliary_loss});
+                      LossPolicy::Place{has_last(), last, comparison.losses.any_auxiliary});
+      has_loss_ = comparison.losses.has_loss || comparison.losses.any_auxiliary;
       executor_.emplace(world_, stages_, options_, *wiring_, schedule().microbatches, *parameters_, *losses_);
       record_timeline(false);
     });
@@ -96,15 +72,15 @@ class Pipeline::Implementation {
 
   std::unique_ptr<ParameterStore> make_parameters() {
     const Placement& placement = schedule().placement;
-    if (options_.shard == Shard::kNone) {
+    if (options_.shard == Shard::kNone && !options_.precision.has_masters()) {
       return std::make_unique<ReplicatedParameters>(world_, stages_, options_, placement, active_->completion_order);
     }
-    return std::make_unique<ShardedParameters>(world_, stages_, options_, placement, active_->completion_order);
+    return std::make_unique<MasterParameters>(world_, stages_, options_, placement, active_->completion_order);
   }
 
   struct Comparison {
     std::string differences;  // empty: all ranks were given the same pipeline
-    bool any_auxiliary_loss = false;
+    KnownLosses losses;
   };
   /// Rank 0 compares, so that no other rank holds the statements of all.
   Comparison compare_ranks() {
@@ -114,26 +90,30 @@ class Pipeline::Implementation {
       statements.push_back(std::move(own.header));
     }
     Message verdict;
-    if (!statements.empty()) verdict.header = (any_auxiliary_loss(statements) ? '1' : '0') + disagreement(statements);
+    if (!statements.empty()) {
+      const KnownLosses known = known_losses(statements);
+      verdict.header = {known.any_auxiliary ? '1' : '0', known.has_loss ? '1' : '0'};
+      const std::string differences = disagreement(statements);
+      verdict.header += differences.empty() ? useless_patterns(statements) : differences;
+    }
     verdict = world_.everyone().broadcast(std::move(verdict), 0);
-    return {verdict.header.substr(1), verdict.header.front() == '1'};
+    return {verdict.header.substr(2), {verdict.header[0] == '1', verdict.header[1] == '1'}};
   }
 
-  StepResult step(const ValueList& arguments, const StepOptions& options, bool training) {
-    return steered([&](StepInputs& inputs) { splitter_->split_batch(inputs, arguments, options); }, options, training);
+  StepResult step(const ValueList& arguments, const StepOptions& options, StepKind kind) {
+    return steered([&](StepInputs& inputs) { splitter_->split_batch(inputs, arguments, options); }, options, kind);
   }
 
   StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
-                               const StepOptions& options) {
+                               const StepOptions& options, StepKind kind) {
     return steered([&](StepInputs& inputs) { splitter_->take_microbatches(inputs, arguments, targets, options); },
-                   options, true);
+                   options, kind);
   }
 
   std::vector<StageShapes> infer_shapes(const ValueList& arguments, const StepOptions& options) {
     std::vector<StageShapes> shapes;
     const auto prepare = [&](StepInputs& inputs) {
       splitter_->split_batch(inputs, arguments, options);
-      inputs.only_shapes = true;
       inputs.targets.clear();
       for (ValueList& list : inputs.arguments) {
         for (Value& value : list) value = on_meta(value);
@@ -142,13 +122,18 @@ class Pipeline::Implementation {
         for (auto& [name, value] : dict) value = on_meta(value);
       }
     };
-    together(prepare, options, /*training=*/false, &shapes);
+    together(prepare, options, StepKind::kShapes, &shapes);
     return shapes;
   }
 
   void record_timeline(bool record) {
     is_recording_ = record;
     executor_->set_recording(record || (steering_ && steering_->records()));
+  }
+
+  [[nodiscard]] StepKind kind_of_step() const { return has_loss_ ? StepKind::kTraining : StepKind::kForward; }
+  void require_unscaled(const char* what) const {
+    if (scaler_) scaler_->require_unscaled(what);
   }
 
   /// The lowered schedule of training.
@@ -164,6 +149,7 @@ class Pipeline::Implementation {
   std::optional<LossPolicy> losses_;
   std::optional<Executor> executor_;
   std::unique_ptr<Steering> steering_;  // with schedule "auto"
+  std::optional<LossScaler> scaler_;    // with float16
   std::uint64_t steps_ = 0;
 
  private:
@@ -194,44 +180,19 @@ class Pipeline::Implementation {
 
   void set_up(const std::vector<std::vector<StageId>>& stages_by_rank) {
     std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.index() < b.index(); });
-    if (stages_.empty()) {
-      throw InvalidArgument("rank " + std::to_string(world_.rank().value) +
-                            " has no stage: " + std::to_string(world_.size()) +
-                            " ranks need at least as many stages; start fewer ranks, or cut the model further");
+    check_options(options_, stages_, world_);
+    for (const Stage& stage : stages_) {
+      for (const auto& [name, parameter] : stage.parameters()) {
+        if (fits_any(options_.freeze, name)) parameter.set_requires_grad(false);
+      }
     }
-    if (options_.microbatches < 0) {
-      throw InvalidArgument("there must be at least 1 microbatch, got " + std::to_string(options_.microbatches));
-    }
-    if (options_.stages_per_rank != 0 && options_.stages_per_rank != static_cast<int>(stages_.size())) {
-      throw InvalidArgument("stages_per_rank is " + std::to_string(options_.stages_per_rank) + ", but rank " +
-                            std::to_string(world_.rank().value) + " has " + std::to_string(stages_.size()) +
-                            " stages: leave it out where stages are given");
-    }
-    const bool is_cut = stages_.front().options().first_layer >= 0;
-    if (options_.split.is_given() && !is_cut) {
-      throw InvalidArgument(
-          "split says how a Sequential is cut, but the stages of this pipeline are given, or from an exported program: "
-          "leave it out");
-    }
-    if (options_.bucket_bytes < 1) {
-      throw InvalidArgument("bucket_bytes is at least 1, got " + std::to_string(options_.bucket_bytes));
-    }
-    if (options_.shard != Shard::kNone && world_.replicas() == 1) {
-      throw InvalidArgument(
-          "shard says what replicas share, but there is only one: start the world with replicas, or leave it out");
-    }
-    if (options_.accumulate < 1) {
-      throw InvalidArgument("accumulate is at least 1, got " + std::to_string(options_.accumulate));
-    }
-    if (options_.loss_weight && options_.loss_scale == LossScale::kSum) {
-      throw InvalidArgument(
-          "loss_weight is about a mean, but loss_scale is kSum, which adds up all losses: give one of them");
-    }
+    if (options_.precision.is_half()) scaler_.emplace(options_.precision.scaling.value_or(LossScaling()));
     Schedule starting = resolve(options_, stages_by_rank, world_.rank());
     check_stages(stages_, starting, world_.rank());
     check_ties(stages_, options_.ties, starting.placement);
-    evaluation_ = program_of(forwards_of(starting),
-                             options_.shard == Shard::kParameters ? "unshard_reshard,send_recv" : "send_recv");
+    const bool gathers = options_.shard == Shard::kParameters;
+    if (gathers && options_.passes == kDefaultLowering) options_.passes = kShardedLowering;
+    evaluation_ = program_of(forwards_of(starting), gathers ? "unshard_reshard=2,send_recv" : "send_recv");
     if (options_.schedule.is_auto()) {
       steering_ = make_steering(world_, options_.automatic, starting, options_.passes);
     }
@@ -250,10 +211,10 @@ class Pipeline::Implementation {
 
   /// Runs a step with `together`. After a successful training step, the steering chooses the schedule of the next one.
   template <typename Prepare>
-  StepResult steered(const Prepare& prepare, const StepOptions& options, bool training) {
+  StepResult steered(const Prepare& prepare, const StepOptions& options, StepKind kind) {
     const double begin = world_.transport().now();
-    StepResult result = together(prepare, options, training);
-    if (!training || !steering_ || steering_->is_decided()) return result;
+    StepResult result = together(prepare, options, kind);
+    if (kind != StepKind::kTraining || !steering_ || steering_->is_decided()) return result;
     const double seconds = world_.transport().now() - begin;
     try {
       stagecraft::together(world_, [&] { steering_->after_step(executor_->timeline(), seconds); });
@@ -283,13 +244,21 @@ class Pipeline::Implementation {
     if (has_first() && (first == nullptr || first->empty()) && inputs.keywords.front().empty()) {
       throw InvalidArgument("the first stage is on this rank and got no input: give step its arguments");
     }
-    if (!inputs.training) return;
+    if (!has_loss_ && !inputs.targets.empty() && inputs.kind != StepKind::kEvaluation) {
+      throw InvalidArgument(
+          "there is a target, but no loss: set it in the options of the pipeline, or leave out the target to run "
+          "forwards alone");
+    }
+    if (!inputs.training()) return;
     if (!trains_) {
       throw InvalidArgument("the schedule " + schedule().name +
                             " has no backward: use eval, or a schedule that trains");
     }
     if (!has_last()) return;
-    if (!options_.loss) throw InvalidArgument("training needs a loss: set it in the options of the pipeline");
+    if (!options_.loss) {
+      throw InvalidArgument(
+          "stages have auxiliary losses, but the last one has no loss: set it in the options of the pipeline");
+    }
     if (inputs.targets.empty()) {
       throw InvalidArgument("the last stage is on this rank and got no target: give step one");
     }
@@ -298,20 +267,24 @@ class Pipeline::Implementation {
   // --- a step ---
 
   template <typename Prepare>
-  StepResult together(const Prepare& prepare, const StepOptions& options, bool training,
+  StepResult together(const Prepare& prepare, const StepOptions& options, StepKind kind,
                       std::vector<StageShapes>* shapes = nullptr) {
     StepResult result;
+    const bool training = kind == StepKind::kTraining;
+    const auto window = static_cast<std::uint64_t>(options_.accumulate);
+    const bool completes = training && (steps_ + 1) % window == 0;
     const auto work = [&] {
       StepInputs inputs;
-      inputs.training = training;
+      inputs.kind = kind;
       inputs.number = steps_;
       inputs.loss_keywords = &options.loss_keywords;
       inputs.keep_outputs = options.return_outputs || !training;
       prepare(inputs);
       check_inputs(inputs, inputs.arguments.empty() ? nullptr : &inputs.arguments.front());
       inputs.first_microbatch = world_.replica() * schedule().microbatches;
-      const auto window = static_cast<std::uint64_t>(options_.accumulate);
-      inputs.update = {training, steps_ % window == 0, (steps_ + 1) % window == 0};
+      inputs.update = {training, steps_ % window == 0, completes, kind == StepKind::kForward};
+      if (scaler_ && training) scaler_->require_unscaled("a step that adds to them");
+      losses_->set_scale(scaler_ ? scaler_->state().scale : 1);
       losses_->begin(inputs);
       result = run(inputs, shapes);
     };
@@ -320,16 +293,18 @@ class Pipeline::Implementation {
       stagecraft::together(world_, work, clear);
     } catch (...) {
       clear();
-      if (training) ++steps_;
+      if (is_counted(kind)) ++steps_;
+      if (scaler_) scaler_->set_waiting(false);
       throw;
     }
-    if (training) ++steps_;
+    if (is_counted(kind)) ++steps_;
+    if (scaler_ && completes) scaler_->set_waiting(true);
     return result;
   }
 
   StepResult run(const StepInputs& inputs, std::vector<StageShapes>* shapes) {
     std::vector<std::function<void()>> back_to_training;
-    if (!inputs.training && !inputs.only_shapes) {
+    if (inputs.kind == StepKind::kEvaluation) {
       for (const Stage& stage : stages_) back_to_training.push_back(stage.enter_evaluation());
     }
     struct Restore {
@@ -339,7 +314,7 @@ class Pipeline::Implementation {
       }
     } const restore{back_to_training};
 
-    StepOutputs outputs = executor_->run(inputs.training ? *active_ : evaluation_, inputs);
+    StepOutputs outputs = executor_->run(inputs.training() ? *active_ : evaluation_, inputs);
     if (!outputs.given.empty()) accumulate_into(outputs.given, outputs.given_gradients);
     StepResult result;
     if (shapes != nullptr) {
@@ -353,8 +328,9 @@ class Pipeline::Implementation {
 
   std::map<std::size_t, std::optional<Program>> programs_;  // by number; one, unless the schedule is "auto"
   const Program* active_ = nullptr;                         // the program that training runs
-  bool trains_ = false;
-  bool is_recording_ = false;  // what the user asked for
+  bool trains_ = false;                                     // the schedule
+  bool has_loss_ = false;                                   // on some rank
+  bool is_recording_ = false;                               // what the user asked for
 };
 
 Pipeline::Pipeline(World& world, std::vector<Stage> stages, PipelineOptions options)
@@ -364,16 +340,21 @@ Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
 StepResult Pipeline::step(const ValueList& arguments, const StepOptions& options) {
-  return implementation_->step(arguments, options, /*training=*/true);
+  return implementation_->step(arguments, options, implementation_->kind_of_step());
 }
 
 StepResult Pipeline::step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
                                        const StepOptions& options) {
-  return implementation_->step_microbatches(arguments, targets, options);
+  return implementation_->step_microbatches(arguments, targets, options, implementation_->kind_of_step());
 }
 
 StepResult Pipeline::eval(const ValueList& arguments, const StepOptions& options) {
-  return implementation_->step(arguments, options, /*training=*/false);
+  return implementation_->step(arguments, options, StepKind::kEvaluation);
+}
+
+StepResult Pipeline::eval_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets,
+                                       const StepOptions& options) {
+  return implementation_->step_microbatches(arguments, targets, options, StepKind::kEvaluation);
 }
 
 std::vector<StageShapes> Pipeline::infer_shapes(const ValueList& arguments, const StepOptions& options) {
@@ -399,14 +380,16 @@ void Pipeline::refresh_modules() {
 }
 
 void Pipeline::set_attached() { implementation_->parameters_->set_attached(); }
-const Sharder* Pipeline::sharder() const { return implementation_->parameters_->sharder(); }
+const Masters* Pipeline::masters() const { return implementation_->parameters_->masters(); }
 
 at::Tensor Pipeline::gradient_norm() const {
   at::Tensor norm;
+  implementation_->require_unscaled("their norm");
   const std::vector<at::Tensor> counted =
       counted_parameters(stages(), implementation_->options_.ties, *implementation_->parameters_);
-  together(implementation_->world_,
-           [&] { norm = stagecraft::gradient_norm(implementation_->world_, counted, sharder() != nullptr); });
+  together(implementation_->world_, [&] {
+    norm = stagecraft::gradient_norm(implementation_->world_, counted, masters() && masters()->are_parts());
+  });
   return norm;
 }
 
@@ -425,10 +408,31 @@ at::Tensor Pipeline::clip_gradient_norm(double most) {
 
 void Pipeline::clip_gradient_values(double most) {
   if (!(most > 0)) throw InvalidArgument("gradients are limited to a positive number, got " + std::to_string(most));
+  implementation_->require_unscaled("their clipping");
   const at::NoGradGuard no_graph;
   for (const at::Tensor& parameter : parameters()) {
     if (parameter.grad().defined()) parameter.mutable_grad().clamp_(-most, most);
   }
+}
+
+bool Pipeline::unscale_gradients() {
+  std::optional<LossScaler>& scaler = implementation_->scaler_;
+  if (!scaler) return true;
+  bool is_finite = true;
+  together(implementation_->world_, [&] { is_finite = scaler->unscale(implementation_->world_, parameters()); });
+  return is_finite;
+}
+
+LossScalingState Pipeline::loss_scaling() const {
+  return implementation_->scaler_ ? implementation_->scaler_->state() : LossScalingState();
+}
+
+void Pipeline::set_loss_scaling(const LossScalingState& state) {
+  if (!(state.scale > 0) || std::isinf(state.scale) || state.updates < 0) {
+    throw InvalidArgument("the scale of losses is a positive number, got " + std::to_string(state.scale) + " after " +
+                          std::to_string(state.updates) + " updates");
+  }
+  if (implementation_->scaler_) implementation_->scaler_->set_state(state);
 }
 
 const std::vector<Stage>& Pipeline::stages() const { return implementation_->stages_; }

@@ -50,11 +50,12 @@ void ReplicatedParameters::reduce_gradients(std::size_t stage) {
 }
 
 void ReplicatedParameters::end_step(const std::vector<std::size_t>& never_reduced) {
+  if (step_.only_forward && averager_) averager_->spread_buffers();
   if (!step_.training || !step_.is_last) return;
   for (const std::size_t stage : never_reduced) reduce_gradients(stage);
   if (averager_) averager_->finish();
   if (!tied_) return;
-  tied_->sum();
+  tied_->sum({});
   aside_.reset();
   if (averager_ && tied_->any_in(is_reduced_)) averager_->average_tied();
 }
@@ -64,8 +65,8 @@ void ReplicatedParameters::cancel() {
   aside_.reset();
 }
 
-const std::vector<Averager::Record>& ReplicatedParameters::records() const {
-  static const std::vector<Averager::Record> none;
+const std::vector<BesideRecord>& ReplicatedParameters::records() const {
+  static const std::vector<BesideRecord> none;
   return averager_ ? averager_->records() : none;
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "parameter_store.h"
+#include "stagecraft/data_parallel/averager.h"
 #include "tied_parameters.h"
 
 namespace stagecraft {
@@ -24,11 +25,12 @@ class ReplicatedParameters : public ParameterStore {
   void begin_step(const Step& step) override;
   void unshard(std::size_t /*stage*/) override {}
   void reshard(std::size_t /*stage*/) override {}
-  void require(std::size_t /*stage*/) override {}
+  double require(std::size_t /*stage*/) override { return 0; }
+  void collect_gradients(std::size_t /*stage*/) override {}
   void reduce_gradients(std::size_t stage) override;
   void end_step(const std::vector<std::size_t>& never_reduced) override;
   void cancel() override;
-  [[nodiscard]] const std::vector<Averager::Record>& records() const override;
+  [[nodiscard]] const std::vector<BesideRecord>& records() const override;
 
  private:
   const std::vector<Stage>& stages_;

@@ -19,7 +19,7 @@ StageForward chained(std::vector<StageLayer> layers) {
     Value value = layers.front().forward(call);
     for (std::size_t i = 1; i < layers.size(); ++i) {
       const ValueList arguments = as_arguments(std::move(value));
-      value = layers[i].forward({call.stage, call.microbatch, arguments, no_keywords});
+      value = layers[i].forward({call.stage, call.microbatch, arguments, no_keywords, call.any_float});
     }
     return value;
   };
@@ -42,17 +42,13 @@ Versions versions_of(const StageCall& call) {
   return versions;
 }
 
-Value copy_of(const Value& value) {
-  return value.map_tensors([](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; });
-}
-
 /// The call with copies of all tensors, which the callable may change in place.
 class CallOnCopies {
  public:
   explicit CallOnCopies(const StageCall& call) {
     for (const Value& argument : call.arguments) arguments_.push_back(copy_of(argument));
     for (const auto& [name, value] : call.keywords) keywords_.emplace_back(name, copy_of(value));
-    call_.emplace(StageCall{call.stage, call.microbatch, arguments_, keywords_});
+    call_.emplace(StageCall{call.stage, call.microbatch, arguments_, keywords_, call.any_float});
   }
   [[nodiscard]] const StageCall& call() const { return *call_; }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "stagecraft/core/error.h"
@@ -53,6 +54,7 @@ void InputSplitter::split_batch(StepInputs& inputs, const ValueList& arguments, 
     }
   }
   split_keywords(inputs, options.keywords, rows);
+  add_keywords(inputs, options.microbatch_keywords);
   if (has_first_) inputs.rows = rows.sizes;
   if (!has_last_ || options.target.is_none()) return;
   const Split& how = options_.target_split;
@@ -72,19 +74,38 @@ void InputSplitter::split_keywords(StepInputs& inputs, const ValueDict& keywords
   }
 }
 
+/// Those that are cut already.
+void InputSplitter::add_keywords(StepInputs& inputs, const std::vector<ValueDict>& by_microbatch) const {
+  if (by_microbatch.empty()) return;
+  require_count(by_microbatch.size(), "dictionaries of keywords");
+  for (std::size_t m = 0; m < by_microbatch.size(); ++m) {
+    for (const auto& [name, value] : by_microbatch[m]) {
+      const auto same = [&own = name](const auto& other) { return other.first == own; };
+      ValueDict& all = inputs.keywords[m];
+      if (std::any_of(all.begin(), all.end(), same)) {
+        throw InvalidArgument("the keyword '" + name +
+                              "' is given twice: in keywords, which are cut, and in microbatch_keywords");
+      }
+      all.emplace_back(name, value);
+    }
+  }
+}
+
+void InputSplitter::require_count(std::size_t got, const char* what) const {
+  if (got == static_cast<std::size_t>(microbatches_)) return;
+  throw InvalidArgument("there are " + std::to_string(microbatches_) + " microbatches, but " +
+                        std::to_string(static_cast<std::int64_t>(got)) + " " + what + ": give one per microbatch");
+}
+
 void InputSplitter::take_microbatches(StepInputs& inputs, const std::vector<ValueList>& arguments,
                                       const std::vector<Value>& targets, const StepOptions& options) const {
   const auto count = static_cast<std::size_t>(microbatches_);
-  const auto check = [&](bool needed, std::size_t got, const char* what) {
-    if (!needed || got == count) return;
-    throw InvalidArgument("there are " + std::to_string(microbatches_) + " microbatches, but " +
-                          std::to_string(static_cast<std::int64_t>(got)) + " " + what + ": give one per microbatch");
-  };
-  check(has_first_, arguments.size(), "lists of arguments");
-  check(has_last_ && !targets.empty(), targets.size(), "targets");
+  if (has_first_) require_count(arguments.size(), "lists of arguments");
+  if (has_last_ && !targets.empty()) require_count(targets.size(), "targets");
   inputs.arguments = has_first_ ? arguments : std::vector<ValueList>(count);
   Rows of_keywords;
   split_keywords(inputs, options.keywords, of_keywords);
+  add_keywords(inputs, options.microbatch_keywords);
   if (!has_last_ || targets.empty()) return;
   inputs.targets = targets;
   for (const Value& target : inputs.targets) {

@@ -8,9 +8,18 @@
 
 namespace stagecraft {
 
+enum class StepKind {
+  kTraining,
+  kForward,     // alone, in training mode
+  kEvaluation,  // forward alone, in evaluation mode
+  kShapes,      // forward alone, on the meta device without data
+};
+/// Whether Pipeline::steps counts it.
+inline bool is_counted(StepKind kind) { return kind == StepKind::kTraining || kind == StepKind::kForward; }
+
 /// The inputs of one step on one rank, cut into microbatches.
 struct StepInputs {
-  bool training = true;
+  StepKind kind = StepKind::kTraining;
   std::uint64_t number = 0;               // number of the step, part of the random seed
   std::vector<ValueList> arguments;       // by microbatch; of the first stage
   std::vector<ValueDict> keywords;        // by microbatch
@@ -21,8 +30,10 @@ struct StepInputs {
   int first_microbatch = 0;               // number of the first microbatch, counted over all replicas
   const ValueDict* loss_keywords = nullptr;
   bool keep_outputs = false;
-  bool only_shapes = false;     // on the meta device, without data
   ParameterStore::Step update;  // its place among the steps of one update
+
+  [[nodiscard]] bool training() const { return kind == StepKind::kTraining; }
+  [[nodiscard]] bool only_shapes() const { return kind == StepKind::kShapes; }
 };
 
 /// Cuts a batch into the microbatches that the stages of one rank need. Throws InvalidArgument when inputs that are cut
@@ -50,6 +61,8 @@ class InputSplitter {
   }
   std::vector<Value> cut(const Value& value, const Split& how, const std::string& what, Rows& rows) const;
   void split_keywords(StepInputs& inputs, const ValueDict& keywords, Rows& rows) const;
+  void add_keywords(StepInputs& inputs, const std::vector<ValueDict>& by_microbatch) const;
+  void require_count(std::size_t got, const char* what) const;
 
   const PipelineOptions& options_;
   int microbatches_;

@@ -1,7 +1,6 @@
 #include "tied_parameters.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
@@ -107,23 +106,23 @@ bool TiedParameters::any_in(const std::vector<bool>& stages) const {
   return std::any_of(places_.begin(), places_.end(), [&](std::size_t place) { return stages[place]; });
 }
 
-void TiedParameters::sum() {
+void TiedParameters::sum(const Gradients& gradients) {
   const at::NoGradGuard no_graph;
   for (Shared& shared : shared_) {
     if (!shared.tensors.front().requires_grad()) continue;
     at::Tensor total;
     for (const at::Tensor& tensor : shared.tensors) {
-      const at::Tensor& gradient = tensor.grad();
+      const at::Tensor& gradient = gradients.of(tensor);
       if (!gradient.defined()) continue;
       total = total.defined() ? total + gradient : gradient;
     }
-    if (!total.defined()) total = at::zeros_like(shared.tensors.front());
+    if (!total.defined()) total = gradients.zeros_of(shared.tensors.front());
     if (shared.group) {
       const auto during = shared.group->during(shared.sum_text);
       shared.group->all_reduce(total);
     }
     for (std::size_t i = 0; i < shared.tensors.size(); ++i) {
-      shared.tensors[i].mutable_grad() = i == 0 ? total : total.clone();
+      gradients.of(shared.tensors[i]) = i == 0 ? total : total.clone();
     }
   }
 }

@@ -39,8 +39,17 @@ class TiedParameters {
     std::vector<Kept> kept_;
   };
   [[nodiscard]] Aside set_aside();
+  /// Where the gradients of parameters are.
+  struct Gradients {
+    std::function<at::Tensor&(const at::Tensor& parameter)> of = [](const at::Tensor& parameter) -> at::Tensor& {
+      return parameter.mutable_grad();
+    };
+    std::function<at::Tensor(const at::Tensor& parameter)> zeros_of = [](const at::Tensor& parameter) {
+      return at::zeros_like(parameter);
+    };
+  };
   /// Sums the gradients of this step over the stages of each tie; the same on all ranks, bit for bit.
-  void sum();
+  void sum(const Gradients& gradients);
 
   /// Tied parameters of this rank.
   [[nodiscard]] std::vector<at::Tensor> tensors() const;

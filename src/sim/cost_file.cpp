@@ -134,7 +134,6 @@ class Reader {
   static void complete(StageCosts& stage, const Json& object) {
     if (!object.contains("backward")) stage.backward = stage.backward_input + stage.backward_weight;
     if (!object.contains("weight_gradient_memory")) stage.weight_gradient_memory = stage.activation_memory;
-    if (!object.contains("reduce_memory")) stage.reduce_memory = stage.gradient_memory;  // a copy in one piece
   }
 
   /// Whether a stage has memory beside its activations.

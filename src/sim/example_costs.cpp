@@ -45,7 +45,6 @@ std::string example_costs_in_bytes() {
                              .master_memory = 4 * kParameters,
                              .gradient_memory = 4 * kParameters,
                              .optimizer_memory = 8 * kParameters,
-                             .reduce_memory = 4 * kParameters,
                              .input_memory = kMessage}};
   costs.link = {.latency = 0.02, .bandwidth = 5e7};
   costs.replicas = 4;

@@ -24,14 +24,17 @@ MemoryParts resident_memory(const Costs& costs, const Placement& placement, Rank
 MemoryParts most_other_memory(const Costs& costs, const Placement& placement, RankId rank) {
   MemoryParts most = resident_memory(costs, placement, rank);
   std::vector<double> parameters;
+  double result = 0;  // of a reduction
   for (const StageId stage : placement.stages_of(rank)) {
     most.gradients += costs.of(stage).gradient_memory;
+    result = std::max(result, costs.of(stage).gradient_memory / costs.replicas);
     parameters.push_back(costs.of(stage).parameter_memory);
   }
+  if (costs.shard != Shard::kNone) most.gradients += result;
   if (costs.shard != Shard::kParameters) return most;
   // An overlap may have one stage more than the pass makes whole at a time.
   std::sort(parameters.rbegin(), parameters.rend());
-  parameters.resize(std::min<std::size_t>(parameters.size(), kDefaultMaxActive + 1));
+  parameters.resize(std::min<std::size_t>(parameters.size(), kShardedMaxActive + 1));
   for (const double one : parameters) most.parameters += one;
   return most;
 }

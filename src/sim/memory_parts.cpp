@@ -74,6 +74,7 @@ class MemoryTimeline {
           add(time.end, -stage.parameter_memory, &MemoryParts::gradients);
         }
         free_message(part, time.end);
+        hand_back(part, time.end);
       });
     }
     // Stable: a communication that takes no time still takes its buffers before it frees them.
@@ -137,6 +138,18 @@ class MemoryTimeline {
     if (send.is_idle() || buffer == 0) return;
     beside_.push_back({replay_.arrivals.of(send), buffer, &MemoryParts::activations});
     add_activations(end, -buffer);
+  }
+
+  /// A gradient for another stage of this rank waits for it without a message. What goes forward is part of the
+  /// activations of the stage that made it.
+  void hand_back(const Action& part, double end) {
+    if (!gives_input_gradient(part.kind())) return;
+    const Placement& placement = replay_.schedule.placement;
+    const auto is_here = [&](StageId stage) {
+      return placement.contains(stage) && placement.rank_of(stage) == replay_.rank;
+    };
+    if (is_here(part.stage() - 1)) add_activations(end, replay_.costs.of(part.stage() - 1).buffer_memory);
+    if (is_here(part.stage() + 1)) add_activations(end, -replay_.costs.of(part.stage()).buffer_memory);
   }
 
   const RankReplay& replay_;

@@ -56,8 +56,8 @@ ActionTime ReplicaStream::reduce(StageId stage, double now, double factor) {
   state(stage).is_reduced = true;
   if (!sharded) return time;
   const double whole = stage_costs.gradient_memory;
-  beside_.push_back({time.start, stage_costs.reduce_memory, &MemoryParts::gradients});
-  beside_.push_back({time.end, whole / costs_.replicas - whole - stage_costs.reduce_memory, &MemoryParts::gradients});
+  beside_.push_back({time.start, whole / costs_.replicas + stage_costs.reduce_memory, &MemoryParts::gradients});
+  beside_.push_back({time.end, -whole - stage_costs.reduce_memory, &MemoryParts::gradients});
   return time;
 }
 

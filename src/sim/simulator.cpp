@@ -296,7 +296,9 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Simulati
   require_sound(schedule);
   if (costs.replicas <= 1 || schedule.is_lowered()) return Replay(schedule, costs, options).run();
   Schedule lowered = schedule;
-  run_passes(lowered, "unshard_reshard,reduce_grad");
+  // As a pipeline lowers it.
+  run_passes(lowered,
+             costs.shard == Shard::kParameters ? "unshard_reshard=2,reduce_grad" : "unshard_reshard,reduce_grad");
   Simulation simulation = Replay(lowered, costs, options).run();
   if (options.keep_times) undo_passes(simulation, schedule, lowered);
   return simulation;

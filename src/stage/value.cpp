@@ -65,4 +65,8 @@ ValueList as_arguments(Value value) {
   return arguments;
 }
 
+Value copy_of(const Value& value) {
+  return value.map_tensors([](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; });
+}
+
 }  // namespace stagecraft

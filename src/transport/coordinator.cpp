@@ -163,7 +163,7 @@ std::string Coordinator::pending() const {
 
 // --- messages ---
 
-Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
+Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose, bool lasting) {
   const std::uint64_t seen = channel_.news();
   std::optional<Message> message = channel_.take(from, tag);
   if (message) return std::move(*message);
@@ -179,13 +179,15 @@ Message Coordinator::receive(RankId from, const Tag& tag, Timeout timeout, const
         message = channel_.take(from, tag);
         if (message) return true;
         std::unique_lock lock(mutex_);
-        throw_if_failed_locked();
+        if (!lasting) throw_if_failed_locked();
         const Failure* in_vain = roll_call_.reason_to_give_up(from);
         if (in_vain == nullptr) return false;
         const Failure reason = *in_vain;
+        // The rest of a message of no step may never come, and no step's end would tell.
+        const bool has_no_hope = lasting && roll_call_.lost().has_value();
         lock.unlock();
         message = channel_.take(from, tag);  // it may have come before the reason
-        if (!message && !channel_.is_coming(from, tag)) throw_in_vain(reason, wait);
+        if (!message && (has_no_hope || !channel_.is_coming(from, tag))) throw_in_vain(reason, wait);
         return message.has_value();
       },
       [&](Clock::time_point begin) -> Clock::time_point { return begin + timeout; });

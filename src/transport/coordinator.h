@@ -31,7 +31,7 @@ class Coordinator {
   std::optional<Notice> hear(RankId from, const Notice& notice);
 
   // As documented in Transport.
-  Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose);
+  Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose, bool lasting = false);
   void abort(const Failure& failure);
   std::optional<Failure> settle(Timeout timeout);
   void give_up(const Failure& failure);

@@ -25,6 +25,17 @@ void Transport::send(RankId to, const Tag& tag, Message message) {
   channel_->send(to, tag, std::move(message), coordinator_->step());
 }
 
+void Transport::send_lasting(RankId to, const Tag& tag, Message message) {
+  check_rank(to);
+  for (const at::Tensor& tensor : message.tensors) check_can_travel(tensor);
+  channel_->send(to, tag, std::move(message), Channel::kNoStep);
+}
+
+Message Transport::receive_lasting(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
+  check_rank(from);
+  return coordinator_->receive(from, tag, timeout, purpose, /*lasting=*/true);
+}
+
 void Transport::post_receive(RankId from, const Tag& tag) {
   check_rank(from);
   channel_->post(from, tag);

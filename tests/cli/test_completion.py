@@ -64,6 +64,9 @@ class Bash(CommandCase):
         self.assertEqual(self.complete("schedule", "GPipe", "--ranks", ""), [])
         self.assertEqual(self.complete("split", "x.pt2", "--format", ""), ["table", "json", "none"])
         self.assertEqual(self.complete("split", "x.pt2", "--at", ""), [])
+        self.assertEqual(self.complete("train", "x.pt2", "--shard", ""), "none optimizer gradients parameters".split())
+        self.assertEqual(self.complete("train", "x.pt2", "--schedule", "GP"), ["GPipe"])
+        self.assertEqual(self.complete("train", "x.pt2", "--steps", ""), [])
 
     def test_value_after_an_equals_sign(self):
         self.assertEqual(self.complete("show", "x.csv", "--format", "=", "sv"), ["svg"])
@@ -77,7 +80,7 @@ class Bash(CommandCase):
         self.file("a schedule.csv", "")
         for words in [("lower", "a"), ("check", "a"), ("show", "--format", "svg", "a"), ("schedule", "GPipe", "-o", "a"),
                       ("list", "--output", "a"), ("compare", "a"), ("compare", "x.csv", "y.csv", "a"), ("model", "a"), ("split", "--stages", "2", "a"),
-                      ("split", "a.pt2", "--costs", "a")]:
+                      ("split", "a.pt2", "--costs", "a"), ("train", "a"), ("train", "a.pt2", "--data", "a"), ("train", "a.pt2", "--metrics", "a")]:
             self.assertEqual(self.complete(*words), ["a schedule.csv"])
 
 

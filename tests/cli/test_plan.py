@@ -84,7 +84,7 @@ class Plan(CommandCase):
         stages = json.loads((self.folder / "stages.json").read_text())
         self.assertEqual((stages["replicas"], stages["shard"]), (2, "parameters"))
         self.assertEqual([(s["recompute"], s["input_memory"]) for s in stages["stages"]], 2 * [(True, 1)])
-        self.assertEqual(sum(s["parameter_memory"] for s in stages["stages"]), 16)
+        self.assertEqual(sum(s["parameter_memory"] for s in stages["stages"]), 8 * 2)
 
     def test_bad_input_names_what_is_wrong(self):
         self.assert_error(self.command(*self.plan("--placement", "linear", "--stages-per-rank", 2)), UNUSABLE, "linear")

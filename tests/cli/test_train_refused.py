@@ -30,6 +30,9 @@ class Refuses(TrainCase):
         self.refuse("'target' has 20 rows, others have 24", data={**text, "target": text["target"][:20].contiguous()})
         self.refuse("24 rows, fewer than the 32", "smaller --batch", options=["--batch", 32])
         self.refuse("24 rows, fewer than the 32", options=["--batch", 16, "--replicas", 2])
+        self.refuse("--targets is for inputs in a .npy file", options=["--targets", "t.npy"])
+        self.refuse("--length is for tokens", options=["--length", 6])
+        self.refuse("there are 2 rows", "to evaluate on", "--eval-share", options=["--eval-share", 0.1])
 
     def test_all_faults_at_once(self):
         self.refuse("'points' is Long [24, 6], but the model takes Float [any, 3]", "no tensor 'shift'",
@@ -59,7 +62,7 @@ class Refuses(TrainCase):
                           "d.safetensors", "header")
         self.assert_error(self.command("train", self.language(), "--data", "nowhere.safetensors"), UNUSABLE, "nowhere.safetensors")
         self.refuse("state.safetensors", options=["--resume", "--save", self.file("state.safetensors", "cut off")])
-        for option in ("--losses", "--save", "--save-weights"):
+        for option in ("--losses", "--metrics", "--save", "--save-weights"):
             self.refuse("no/such/file", "no folder", option, options=[option, "no/such/file"])
 
     def test_state_of_another_model(self):
@@ -67,7 +70,7 @@ class Refuses(TrainCase):
         self.output(*self.arguments(*options, "--steps", 1))
         data = {"points": torch.randn(ROWS, 3), "shift": torch.randn(2), "target": torch.randn(ROWS, 2)}
         before = (self.folder / "state.safetensors").read_bytes()
-        self.refuse("state.safetensors", "'net.0.weight'", options=["--loss", "mse", "--resume", *options], data=data,
+        self.refuse("state.safetensors", "'net.0.weight'", options=["--loss", "mse", "--resume", "--new-data", *options], data=data,
                     model=self.saved("plane.pt2", export_plane))
         self.assertEqual((self.folder / "state.safetensors").read_bytes(), before)
 
@@ -78,6 +81,18 @@ class Refuses(TrainCase):
         self.refuse("--data", "stagecraft train --help", options=["--data"])
         self.refuse("8 rows", "9 microbatches", "larger --batch", options=["--microbatches", 9])
         self.refuse("too few for 100 stages", options=["--ranks", 100])
+        self.refuse("--new-data is about --resume", options=["--new-data"])
+        self.refuse("--save-every needs the file of --save", options=["--save-every", 2])
+        self.refuse("--eval-every needs data", "--eval-share", options=["--eval-every", 2])
+        self.refuse("give one of them", options=["--eval-data", "a.bin", "--eval-share", 0.5])
+        self.refuse("'1.5' is not a number above 0 and below 1", options=["--eval-share", 1.5])
+        self.refuse("--shard says what replicas share", "--replicas", options=["--shard", "gradients"])
+        self.refuse("'all' is not one of none|optimizer|gradients|parameters", options=["--shard", "all"])
+        self.refuse("'nan' is not a number above 0", options=["--clip-norm", "nan"])
+        self.refuse("'010' is not a whole number from 1 up", options=["--accumulate", "010"])
+        self.refuse("'some' is neither none nor stage nor a number of layers", options=["--recompute", "some"])
+        self.refuse("--momentum is for sgd", options=["--momentum", 0.9])
+        self.refuse("--beta2 is for adam", options=["--optimizer", "sgd", "--beta2", 0.9])
         self.refuse("'nowhere'", options=["--ranks", 2, "--at", "nowhere"])
         self.refuse("2 stages", options=["--ranks", 3, "--at", "head"])
         self.refuse("no marks", options=["--ranks", 2, "--marked"])

@@ -153,6 +153,38 @@ TEST_P(RulesForFour, AbortEndsAllWaitingAndTheNextStepWorks) {
   });
 }
 
+/// Small and large: a transport may deliver the one at once and keep the other until it is asked for.
+TEST_P(RulesForTwo, AMessageOfNoStepOutlivesFailedSteps) {
+  run([](Transport& transport) {
+    const auto sizes = {std::int64_t{3}, std::int64_t{300'000}};
+    if (transport.rank() == RankId(1)) {
+      for (const std::int64_t size : sizes) {
+        transport.send_lasting(RankId(0), tag(static_cast<int>(size)), {{pattern(size, at::kFloat, size)}, ""});
+      }
+    }
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
+    std::thread beside;  // waits for a message all the time
+    if (transport.rank() == RankId(0)) {
+      beside = std::thread(
+          [&] { EXPECT_EQ(transport.receive_lasting(RankId(1), tag(1), kPatience).tensors[0].item<int>(), 1); });
+    }
+    for (int step = 0; step < 3; ++step) {
+      if (transport.rank() == RankId(1)) transport.abort({RankId(1), "enough"});
+      EXPECT_TRUE(transport.settle(kPatience).has_value());
+    }
+    if (transport.rank() == RankId(1)) {
+      transport.send_lasting(RankId(0), tag(1), {{at::ones({1})}, ""});
+    } else {
+      beside.join();
+      for (const std::int64_t size : sizes) {
+        const Message message = transport.receive_lasting(RankId(1), tag(static_cast<int>(size)), kPatience);
+        EXPECT_TRUE(at::equal(message.tensors[0], pattern(size, at::kFloat, size)));
+      }
+    }
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
+  });
+}
+
 /// What transports remember of earlier messages must not change what arrives: with more kinds of messages than they
 /// remember, forms of any length, and failed steps with messages that nobody has received.
 TEST_P(RulesForTwo, MessagesOfManyFormsArriveAsTheyWereSent) {

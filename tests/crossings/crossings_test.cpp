@@ -7,259 +7,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <numeric>
 #include <optional>
 
-#include "layered_model.h"
+#include "one_device.h"
 #include "stagecraft/core/measurement.h"
-#include "stagecraft/core/random.h"
-#include "stagecraft/data_parallel/sharder.h"
+#include "stagecraft/data_parallel/masters.h"
 #include "support/mpi_world.h"
-#include "support/schedule_names.h"
 #include "support/scratch_folder.h"
 
 namespace stagecraft::crossings {
 namespace {
-
-constexpr double kMostNorm = 0.05;  // less than most gradients have
-
-/// The layout of a model while it trains.
-struct Layout {
-  std::string schedule;
-  int ranks = 1;
-  int stages_per_rank = 1;
-  int microbatches = 1;
-  int replicas = 1;
-  Shard shard = Shard::kNone;
-
-  [[nodiscard]] int stages() const { return ranks * stages_per_rank; }
-  [[nodiscard]] std::string text() const {
-    return schedule + " on " + std::to_string(ranks) + " ranks x " + std::to_string(stages_per_rank) + " stages, " +
-           std::to_string(replicas) + " replicas (" +
-           std::array{"whole", "shard optimizer", "shard gradients",
-                      "shard parameters"}[static_cast<std::size_t>(shard)] +
-           "), " + std::to_string(microbatches) + " microbatches each";
-  }
-};
-
-struct Case {
-  std::uint64_t seed = 0;
-  Traits traits;
-  std::vector<Layout> layouts;  ///< One after the other; a checkpoint goes from one to the next.
-  std::int64_t rows = 8;
-  int accumulated = 1;  ///< Steps per step of the optimizer.
-  int updates = 2;      ///< Steps of the optimizer per layout.
-  bool adam = false;
-  bool clips = false;  ///< The norm of the gradients.
-  enum class Recomputed { kNothing, kStage, kLayers, kSomeLayers } recomputed = Recomputed::kNothing;
-  /// Layout, step in it, stage and microbatch that fail once; by an exception of any type.
-  struct Failure {
-    int layout, step, stage, microbatch;
-    bool is_std;
-  };
-  std::optional<Failure> failure;
-
-  [[nodiscard]] int steps_per_layout() const { return accumulated * updates; }
-  [[nodiscard]] std::string text() const {
-    std::string all = "seed " + std::to_string(seed) + ": ";
-    for (const Layout& layout : layouts) all += (&layout == layouts.data() ? "" : ", then ") + layout.text();
-    all += "; " + std::to_string(traits.layers) + " layers of " + c10::toString(traits.type) + ", " +
-           std::to_string(rows) + " rows, " + std::to_string(accumulated) + " accumulated";
-    for (const auto& [has, name] : {std::pair(traits.dropout, ", dropout"),
-                                    {traits.skip, ", skip"},
-                                    {traits.tied, ", tied"},
-                                    {traits.strided, ", strided"},
-                                    {traits.frozen, ", frozen"},
-                                    {traits.in_place, ", in place"},
-                                    {traits.extra, ", auxiliary loss"},
-                                    {traits.ignored, ", ignored targets"},
-                                    {adam, ", AdamW"},
-                                    {clips, ", clipped"},
-                                    {recomputed == Recomputed::kStage, ", stages recomputed"},
-                                    {recomputed == Recomputed::kLayers, ", layers recomputed"},
-                                    {recomputed == Recomputed::kSomeLayers, ", some layers recomputed"}}) {
-      if (has) all += name;
-    }
-    if (failure) {
-      all += ", fails once in layout " + std::to_string(failure->layout) + ", step " + std::to_string(failure->step) +
-             ", stage " + std::to_string(failure->stage) + ", microbatch " + std::to_string(failure->microbatch) +
-             (failure->is_std ? "" : " by an int");
-    }
-    return all;
-  }
-};
-
-/// Draws one number after the other.
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) { random_.seed(seed); }
-  int up_to(int most) { return static_cast<int>(random_.next() % static_cast<std::uint64_t>(most + 1)); }
-  int between(int least, int most) { return least + up_to(most - least); }
-  bool one_in(int chances) { return up_to(chances - 1) == 0; }
-
- private:
-  Random random_;
-};
-
-/// `world`: ranks in all, or 0 for any.
-Layout draw_layout(Dice& dice, int world) {
-  const std::vector<std::string> names = training_schedules();
-  while (true) {
-    Layout layout;
-    layout.replicas = dice.between(1, 2);
-    if (world == 0) {
-      layout.ranks = dice.between(1, 4);
-      if (layout.replicas == 2 && layout.ranks == 4) continue;  // eight threads on two cores prove no more
-    } else {
-      if (world % layout.replicas != 0) continue;
-      layout.ranks = world / layout.replicas;
-    }
-    const Generator& generator =
-        find_generator(names[static_cast<std::size_t>(dice.up_to(static_cast<int>(names.size()) - 1))]);
-    layout.schedule = generator.name;
-    layout.stages_per_rank = dice.between(generator.min_stages_per_rank, std::min(3, generator.max_stages_per_rank));
-    layout.microbatches = dice.between(1, 5);
-    if (layout.replicas > 1) layout.shard = static_cast<Shard>(dice.up_to(3));
-    return layout;
-  }
-}
-
-Case draw_case(std::uint64_t seed, int world) {
-  Dice dice(seed);
-  Case drawn;
-  drawn.seed = seed;
-  drawn.layouts.push_back(draw_layout(dice, world));
-  if (dice.one_in(3)) drawn.layouts.push_back(draw_layout(dice, world));
-  int stages = 1;
-  int parts = 1;
-  for (Layout& layout : drawn.layouts) {
-    stages = std::max(stages, layout.stages());
-    parts = std::max(parts, layout.microbatches * layout.replicas);
-  }
-  Traits& traits = drawn.traits;
-  traits.layers = std::max(stages, 2) + dice.up_to(3);
-  constexpr std::array kTypes = {at::kDouble, at::kFloat, at::kComplexDouble};
-  // A safetensors file has no complex numbers of 128 bits, so those are not resumed.
-  traits.type = kTypes[static_cast<std::size_t>(dice.up_to(drawn.layouts.size() > 1 ? 1 : 2))];
-  traits.dropout = dice.one_in(2);
-  traits.skip = dice.one_in(2);
-  traits.tied = dice.one_in(2);
-  traits.strided = dice.one_in(2);
-  traits.frozen = dice.one_in(4);
-  traits.in_place = dice.one_in(3);
-  traits.extra = dice.one_in(3);
-  traits.ignored = dice.one_in(2);
-  drawn.rows = parts + dice.up_to(2 * parts);
-  drawn.accumulated = dice.between(1, 3);
-  drawn.adam = dice.one_in(2);
-  drawn.clips = dice.one_in(2);
-  // An auxiliary loss may come from any layer, so layers are not recomputed separately.
-  drawn.recomputed = static_cast<Case::Recomputed>(dice.up_to(traits.extra ? 1 : 3));
-  if (dice.one_in(3)) {
-    const int which = dice.up_to(static_cast<int>(drawn.layouts.size()) - 1);
-    const Layout& layout = drawn.layouts[static_cast<std::size_t>(which)];
-    drawn.failure = {which, dice.up_to(drawn.steps_per_layout() - 1), dice.up_to(layout.stages() - 1),
-                     dice.up_to(layout.microbatches - 1), dice.one_in(2)};
-  }
-  return drawn;
-}
-
-struct Batch {
-  at::Tensor input;
-  at::Tensor target;
-};
-
-Batch batch_of(const Case& drawn, int step) {
-  const Traits& traits = drawn.traits;
-  at::Tensor input = numbers({drawn.rows, kWidth}, step, traits.type);
-  if (traits.strided) input = input.t().contiguous().t();
-  if (!traits.ignored) {
-    return {input, numbers({drawn.rows, kWidth}, step + 0.5, c10::toRealValueType(traits.type))};
-  }
-  at::Tensor classes = (at::arange(drawn.rows) * 7 + step) % kWidth;
-  classes.masked_fill_(numbers({drawn.rows}, step + 3.3, at::kDouble) > 0.2, -100);
-  classes[step % drawn.rows] = 1;  // one counts at least
-  return {input, classes};
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& drawn, const std::vector<at::Tensor>& all) {
-  std::vector<at::Tensor> trained;
-  for (const at::Tensor& tensor : all) {
-    if (tensor.requires_grad()) trained.push_back(tensor);
-  }
-  if (drawn.adam && !drawn.traits.is_complex())
-    return std::make_unique<torch::optim::AdamW>(trained, torch::optim::AdamWOptions(0.02));
-  return std::make_unique<torch::optim::SGD>(trained, torch::optim::SGDOptions(0.1).momentum(0.5));
-}
-
-/// What training leaves behind.
-struct Outcome {
-  std::vector<double> losses;  ///< By step.
-  std::map<std::string, at::Tensor> weights;
-};
-
-/// Microbatch by microbatch, all layers in a row.
-class OneDevice {
- public:
-  explicit OneDevice(const Case& drawn)
-      : case_(drawn), weights_(drawn.traits, 0, drawn.traits.layers), optimizer_(make_optimizer(drawn, tensors())) {}
-
-  Outcome train() {
-    Outcome outcome;
-    int step = 0;
-    for (const Layout& layout : case_.layouts) {
-      for (int i = 0; i < case_.steps_per_layout(); ++i, ++step) {
-        outcome.losses.push_back(add_gradients(layout, step));
-        if ((i + 1) % case_.accumulated != 0) continue;
-        if (case_.clips) torch::nn::utils::clip_grad_norm_(tensors(), kMostNorm);
-        optimizer_->step();
-        optimizer_->zero_grad();
-      }
-    }
-    for (const auto& [name, weight] : weights_.named()) outcome.weights[name] = weight.detach();
-    return outcome;
-  }
-
- private:
-  [[nodiscard]] std::vector<at::Tensor> tensors() const {
-    std::vector<at::Tensor> all;
-    for (const auto& [name, weight] : weights_.named()) all.push_back(weight);
-    return all;
-  }
-
-  double add_gradients(const Layout& layout, int step) {
-    const Traits& traits = case_.traits;
-    const Batch batch = batch_of(case_, step);
-    const double total = weight_of(traits, batch.target);
-    double sum = 0;
-    std::int64_t begin = 0;
-    int microbatch = 0;
-    for (const std::int64_t share : even_sizes(case_.rows, layout.replicas)) {
-      for (const std::int64_t rows : even_sizes(share, layout.microbatches)) {
-        const RandomScope random(case_.seed, StageId(0), MicrobatchId(microbatch++), static_cast<std::uint64_t>(step));
-        const at::Tensor target = batch.target.narrow(0, begin, rows);
-        Between between{batch.input.narrow(0, begin, rows).clone(), {}};
-        begin += rows;
-        std::vector<at::Tensor> extra;
-        for (int layer = 0; layer < traits.layers; ++layer) {
-          between = run_layer(traits, weights_, layer, between, /*training=*/true);
-          if (has_extra(traits, layer)) extra.push_back(extra_loss(between.x));
-        }
-        const double weight = weight_of(traits, target) / total;
-        if (weight == 0) continue;  // gradients are zero, whatever the loss is
-        at::Tensor loss = loss_of(traits, between.x, target) * weight;
-        sum += loss.item<double>();
-        for (const at::Tensor& more : extra) loss = loss + more * weight;
-        loss.backward();
-      }
-    }
-    return sum;
-  }
-
-  const Case& case_;
-  Weights weights_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
-};
 
 /// Thrown on purpose, once.
 class Saboteur {
@@ -318,6 +75,13 @@ Recompute recompute_of(const Case& drawn) {
   return {};
 }
 
+Precision precision_of(const Case& drawn) {
+  Precision precision;
+  if (drawn.mixed == Case::Mixed::kCompute) precision.compute = at::kFloat;
+  if (drawn.mixed == Case::Mixed::kParameters) precision.parameters = at::kDouble;
+  return precision;
+}
+
 /// One rank of one layout: goes on from the checkpoint of the layout before, and writes one for the layout after.
 class RankOfLayout {
  public:
@@ -351,7 +115,7 @@ class RankOfLayout {
       outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
     }
     for (const auto& [name, weight] : pipeline.named_parameters()) {
-      outcome.weights[name] = pipeline.sharder() ? pipeline.sharder()->whole_of(weight, weight) : weight.detach();
+      outcome.weights[name] = pipeline.masters() ? pipeline.masters()->whole_of(weight, weight) : weight.detach();
     }
     if (which_ + 1 < static_cast<int>(case_.layouts.size())) {
       save_checkpoint(world_, pipeline, checkpoint_, {.optimizer = optimizer.get()});
@@ -392,6 +156,7 @@ class RankOfLayout {
                                .seed = case_.seed,
                                .bucket_bytes = 100,
                                .shard = layout_.shard,
+                               .precision = precision_of(case_),
                                .accumulate = declares_accumulation() ? case_.accumulated : 1,
                                .recompute = recompute_of(case_)};
     if (traits.ignored) options.loss_weight = counted_targets();
@@ -406,7 +171,9 @@ class RankOfLayout {
   }
 
   /// By an option, or by hand: a handler that puts the reduction off.
-  [[nodiscard]] bool declares_accumulation() const { return layout_.shard != Shard::kNone || case_.seed % 2 == 0; }
+  [[nodiscard]] bool declares_accumulation() const {
+    return layout_.shard != Shard::kNone || case_.is_mixed() || case_.seed % 2 == 0;
+  }
 
   StageOptions with_saboteur(StageOptions options) {
     options.layers = [this, plain = options.layers] {
@@ -467,7 +234,7 @@ void compare_with_one_device(const Case& drawn, const std::string& checkpoint) t
   SCOPED_TRACE(drawn.text());
   at::set_num_threads(1);
   const Outcome expected = OneDevice(drawn).train();
-  const double tolerance = drawn.traits.type == at::kFloat ? 2e-4 : 1e-9;
+  const double tolerance = drawn.traits.type == at::kFloat || drawn.is_mixed() ? 2e-4 : 1e-9;
   std::mutex mutex;
   for (std::size_t which = 0; which < drawn.layouts.size(); ++which) {
     const bool is_last = which + 1 == drawn.layouts.size();

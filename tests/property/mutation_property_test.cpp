@@ -79,7 +79,7 @@ void check_mutation(const Schedule& original, Dice& dice) {
   expect_verdict_to_be_true(inferred, what + " (placement inferred)");
 }
 
-constexpr std::array<std::string_view, 7> kLowerings = {"unshard_reshard,reduce_grad,send_recv",
+constexpr std::array<std::string_view, 7> kMutatedLowerings = {"unshard_reshard,reduce_grad,send_recv",
                                                         "send_recv",
                                                         "merge_backward,unshard_reshard,reduce_grad,send_recv",
                                                         "unshard_reshard,reduce_grad,send_recv,place_receives",
@@ -90,7 +90,7 @@ constexpr std::array<std::string_view, 7> kLowerings = {"unshard_reshard,reduce_
 void check_mutations(const Schedule& compute, std::uint64_t seed) {
   Dice dice(seed);
   Schedule lowered = compute;
-  run_passes(lowered, kLowerings[dice.below(kLowerings.size())]);
+  run_passes(lowered, kMutatedLowerings[dice.below(kMutatedLowerings.size())]);
   expect_verdict_to_be_true(lowered, "not mutated");
   for (int i = 0; i < kMutationsPerSchedule; ++i) check_mutation(lowered, dice);
 }

@@ -18,12 +18,16 @@ class Optimizer;
 /// under "optimizer/<what>/<parameter>", the steps in the metadata under "stagecraft." names.
 namespace stagecraft {
 
+class LearningRate;
+
 struct SaveOptions {
   /// The optimizer of this rank's parameters: SGD, Adam, AdamW, RMSprop or Adagrad of torch::optim. Null: saves weights
   /// only.
   const torch::optim::Optimizer* optimizer = nullptr;
   /// The step number that `load_checkpoint` returns.
   std::int64_t step = 0;
+  /// Saved with the rest, so that a run that resumes can compare its own with it. Null: none is saved.
+  const LearningRate* learning_rate = nullptr;
   /// Your own metadata; only that of rank 0 is saved.
   std::map<std::string, std::string> metadata = {};
 };
@@ -40,6 +44,11 @@ void save_checkpoint(World& world, const Pipeline& pipeline, const std::string& 
 struct LoadOptions {
   /// Receives the saved optimizer state; its hyper-parameters stay. Null: loads weights only.
   torch::optim::Optimizer* optimizer = nullptr;
+  /// The learning rate that this run goes on with, compared with the saved one: if they differ, or if only one of them
+  /// is there although there is an optimizer, that is an error, because training would go on otherwise than it began.
+  const LearningRate* learning_rate = nullptr;
+  /// Go on with this run's learning rate, whatever was saved.
+  bool other_learning_rate = false;
 };
 
 /// All ranks call it; each reads only its own tensors. Returns the step that was saved, 0 when the file has none, and

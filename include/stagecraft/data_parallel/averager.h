@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "stagecraft/data_parallel/beside_record.h"
 #include "stagecraft/stage/stage.h"
 #include "stagecraft/transport/group.h"
 
@@ -38,19 +39,14 @@ class Averager {
   void finish();
   /// Averages the gradients of all tied parameters. Called on all replicas, while nothing else is in flight.
   void average_tied();
+  /// Gives all replicas the buffers of replica 0, where a step has not averaged gradients. Called on all replicas,
+  /// while nothing else is in flight.
+  void spread_buffers();
   /// Called after a failure elsewhere: waits until the thread is idle, and forgets the step and its error.
   void cancel();
 
-  /// When a stage was averaged, from the time when all replicas had started it; in seconds of the steady clock.
-  struct Record {
-    std::size_t stage;
-    double start;
-    double end;
-    double waited;  ///< How much of that time `finish` waited.
-    std::int64_t bytes;
-  };
-  /// Records of the last step, in the order of `start`.
-  [[nodiscard]] const std::vector<Record>& records() const;
+  /// The averages of the last step, in the order of `start`.
+  [[nodiscard]] const std::vector<BesideRecord>& records() const;
 
  private:
   class Implementation;

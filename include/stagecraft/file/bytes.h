@@ -29,6 +29,10 @@ class ByteSource {
 /// Opens a file; reads only what is requested. Throws FileError when it cannot be opened or is not a regular file.
 std::shared_ptr<const ByteSource> open_file(const std::string& path);
 
+/// Like open_file, with the file mapped into memory: what is read stays in the system's page cache, which all processes
+/// share. For many small reads of a large file.
+std::shared_ptr<const ByteSource> map_file(const std::string& path);
+
 /// A source that owns its bytes.
 std::shared_ptr<const ByteSource> bytes_in_memory(std::string name, std::string bytes);
 

@@ -44,11 +44,15 @@ struct Pass {
 /// All passes, in the order they are usually applied.
 std::span<const Pass> passes();
 
-/// Throws InvalidArgument that lists the known names.
+/// The pass of a list's entry: a name, or "unshard_reshard=2" with the number of active stages. Throws InvalidArgument
+/// that lists the known names, or for a number that the pass does not take.
 const Pass& find_pass(std::string_view name);
 
 /// The lowering that PyTorch does.
 inline constexpr std::string_view kDefaultLowering = "unshard_reshard,reduce_grad,send_recv";
+/// That of sharded parameters: while a stage computes, the next one is gathered.
+inline constexpr int kShardedMaxActive = 2;
+inline constexpr std::string_view kShardedLowering = "unshard_reshard=2,reduce_grad,send_recv";
 
 /// Runs the passes of a comma-separated list, left to right; an empty list runs none. Throws InvalidArgument for an
 /// unknown name before the first pass runs.

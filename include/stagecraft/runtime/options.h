@@ -11,6 +11,7 @@
 #include "stagecraft/data_parallel/shard.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/runtime/auto_schedule.h"
+#include "stagecraft/runtime/precision.h"
 #include "stagecraft/runtime/schedule_choice.h"
 #include "stagecraft/runtime/wiring.h"
 #include "stagecraft/stage/microbatches.h"
@@ -114,7 +115,7 @@ struct PipelineOptions {
   int stages_per_rank = 0;
   /// Number of microbatches. Required, unless the schedule is your own or from a file.
   int microbatches = 0;
-  /// Required for training.
+  /// Required for training. Without it `step` runs forwards alone.
   LossFunction loss = {};
   LossScale loss_scale = LossScale::kMean;
   /// With kMean: the number of items that the loss function averages over. By default, the rows of the target. Weights
@@ -137,13 +138,18 @@ struct PipelineOptions {
   bool broadcast_loss = false;
   /// Seed of the random numbers of every (step, stage, microbatch).
   std::uint64_t seed = 0;
-  /// The passes that lower a compute-only schedule.
+  /// The passes that lower a compute-only schedule. With Shard::kParameters, `unshard_reshard=n` decides how many
+  /// stages of a rank are whole at a time; by default two.
   std::string passes = std::string(kDefaultLowering);
   /// With replicas: small gradients are averaged together in buckets of up to this size, large ones in pieces of it.
   std::int64_t bucket_bytes = 16 << 20;
   /// With replicas: what they share among them instead of holding copies. The optimizer must be made from
   /// Pipeline::parameters, and work element by element (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS).
   Shard shard = Shard::kNone;
+  /// Parameters that are not trained, by patterns of their names ("embedding.*"): their requires_grad is set to false.
+  std::vector<std::string> freeze = {};
+  /// In which floating-point types modules compute, and the optimizer updates.
+  Precision precision = {};
   /// Steps whose gradients are added up for one update of the parameters; the last of them reduces over replicas and
   /// ties, and only then are gradients complete. Counted by Pipeline::steps. After a failed step, zero the gradients
   /// and repeat from the first step of the update (Pipeline::set_steps).
@@ -162,6 +168,8 @@ struct StepOptions {
   Value target = {};
   /// Keyword inputs for the stages of this rank.
   ValueDict keywords = {};
+  /// Further ones that are cut already: one dictionary per microbatch, or none.
+  std::vector<ValueDict> microbatch_keywords = {};
   /// Passed to the loss function uncut.
   ValueDict loss_keywords = {};
   bool return_outputs = false;

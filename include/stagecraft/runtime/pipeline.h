@@ -20,7 +20,7 @@ class Optimizer;
 /// Training over a pipeline of stages.
 namespace stagecraft {
 
-class Sharder;
+class Masters;
 
 /// One action about to run; see `Pipeline::on`.
 class ActionContext {
@@ -97,7 +97,8 @@ class Pipeline {
   Pipeline& operator=(Pipeline&&) noexcept;
 
   /// Runs forward, loss and backward of one batch, and adds gradients to the parameters' .grad. `arguments` are needed
-  /// on the rank of the first stage, the target on the rank of the last.
+  /// on the rank of the first stage, the target on the rank of the last. Without PipelineOptions::loss it runs the
+  /// forward alone, without graphs but in training mode, and returns the outputs on the rank of the last stage.
   StepResult step(const ValueList& arguments = {}, const StepOptions& options = {});
   /// Like `step`, with a batch that is already cut: one list of arguments and one target per microbatch.
   StepResult step_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets = {},
@@ -105,6 +106,9 @@ class Pipeline {
   /// Runs the forward alone, without graphs and in evaluation mode. Returns the outputs on the rank of the last stage,
   /// and the losses when there is a target.
   StepResult eval(const ValueList& arguments = {}, const StepOptions& options = {});
+  /// Like `eval`, with a batch that is already cut.
+  StepResult eval_microbatches(const std::vector<ValueList>& arguments, const std::vector<Value>& targets = {},
+                               const StepOptions& options = {});
 
   /// Finds the outputs of this rank's stages for every microbatch without computing them: stages run on the meta
   /// device, where tensors have shapes and no data, or on zeros where an operation needs data. Parameters, buffers,
@@ -112,23 +116,31 @@ class Pipeline {
   std::vector<StageShapes> infer_shapes(const ValueList& arguments = {}, const StepOptions& options = {});
 
   /// What an optimizer of this rank updates: the parameters of its stages, one that several share listed once. With
-  /// PipelineOptions::shard, this replica's part of each, as a vector.
+  /// PipelineOptions::shard, this replica's part of each, as a vector; with `precision`, of another type.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   [[nodiscard]] NamedTensors named_parameters() const;
-  /// Checks an optimizer of `parameters`, of which there may be several; required before the first step with
-  /// PipelineOptions::shard. Throws InvalidArgument when it has other tensors, such as the module's own parameters, or
-  /// is not known to work element by element, which a part of the parameters needs; `is_element_wise` vouches for an
-  /// optimizer of your own.
+  /// Checks an optimizer of `parameters`, of which there may be several; required before the first step if these are
+  /// not the modules' own (PipelineOptions::shard, `precision`). Throws InvalidArgument when it has other tensors, such
+  /// as the module's own parameters, or is not known to work element by element, which a part of the parameters needs;
+  /// `is_element_wise` vouches for an optimizer of your own.
   void attach(const torch::optim::Optimizer& optimizer, bool is_element_wise = false);
-  /// With PipelineOptions::shard: gives the modules' own parameters the values that `parameters` have now, whole, until
+  /// If `parameters` are not the modules' own: gives those the values that `parameters` have now, whole, until
   /// the next step. Otherwise they may be those before the last update of the optimizer, or have no data at all. Called
   /// by all ranks.
   void refresh_modules();
-  /// How parameters are sharded; null if they are not.
-  [[nodiscard]] const Sharder* sharder() const;
+  /// How the modules' parameters are made from `parameters`; null if these are the same.
+  [[nodiscard]] const Masters* masters() const;
   [[nodiscard]] const std::vector<Stage>& stages() const;
   [[nodiscard]] bool has_first_stage() const;
   [[nodiscard]] bool has_last_stage() const;
+  /// With float16: divides the gradients by the scale of the losses, and looks for overflows on all ranks. If it
+  /// returns false, then on all ranks: leave out this update, and zero the gradients. Called by all ranks after the
+  /// last step of an update, before clipping. Otherwise does nothing and returns true.
+  [[nodiscard]] bool unscale_gradients();
+  /// With float16: the scale of the losses; checkpoints save and set it. Otherwise it is 1, and setting it does
+  /// nothing.
+  [[nodiscard]] LossScalingState loss_scaling() const;
+  void set_loss_scaling(const LossScalingState& state);
   /// The 2-norm of the gradients of the whole model, over all stages and shards, tied parameters once: a scalar on this
   /// rank's device, the same on all ranks. Called by all ranks, after the last step of an update.
   [[nodiscard]] at::Tensor gradient_norm() const;

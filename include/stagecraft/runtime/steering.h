@@ -35,5 +35,8 @@ using MakeSteering = std::function<std::unique_ptr<Steering>(World&, const AutoO
                                                              const std::string& passes)>;
 /// Makes "auto" known to pipelines.
 void register_steering(MakeSteering make);
+/// Throws InvalidArgument if nothing is registered.
+std::unique_ptr<Steering> make_steering(World& world, const AutoOptions& options, const Schedule& starting,
+                                        const std::string& passes);
 
 }  // namespace stagecraft

@@ -17,8 +17,9 @@ struct Span {
   double end = 0;
   double waited = 0;
   std::int64_t bytes = 0;  ///< Size of the message or of the gradients.
-  /// True for a gradient average, which runs in a thread beside the rank's other actions. Its `start` is the time when
-  /// all replicas have arrived; its `waited` is how long the rank was idle for it at the end of the step.
+  /// True for what runs in a thread beside the rank's other actions: an average of gradients, a gathering of
+  /// parameters. The `start` of an average is the time when all replicas have arrived; `waited` is how long the rank was
+  /// idle for it.
   bool beside = false;
 };
 

@@ -36,7 +36,7 @@ struct StageCosts {
   double gradient_memory = 0;   ///< From the stage's first weight gradient of a step.
   double optimizer_memory = 0;  ///< State of the optimizer.
   double unshard_memory = 0;    ///< Buffers of an UNSHARD, while it communicates.
-  double reduce_memory = 0;     ///< Buffers of a REDUCE_GRAD of shards: the runtime copies the gradients.
+  double reduce_memory = 0;     ///< Buffers of a REDUCE_GRAD of shards, while it communicates.
 
   /// Whether the stage drops its activations after F and computes them again in B or I, which then takes the time of
   /// the F in addition. An F whose B or I is the rank's next compute keeps them.

@@ -23,6 +23,8 @@ struct StageCall {
   const ValueList& arguments;
   /// Keyword inputs of this step, cut to this microbatch.
   const ValueDict& keywords;
+  /// Whether floating-point inputs may be of other types than the stage was made for (PipelineOptions::precision).
+  bool any_float = false;
 
   /// Throws InvalidArgument when the argument is missing or is not a tensor.
   [[nodiscard]] const at::Tensor& tensor(std::size_t argument) const;

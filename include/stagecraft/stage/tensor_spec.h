@@ -18,7 +18,8 @@ struct TensorSpec {
   at::ScalarType dtype = at::kFloat;
 
   static TensorSpec of(const at::Tensor& tensor) { return {tensor.sizes().vec(), tensor.scalar_type()}; }
-  [[nodiscard]] bool matches(const at::Tensor& tensor) const;
+  /// `any_float`: one floating-point type may stand for another.
+  [[nodiscard]] bool matches(const at::Tensor& tensor, bool any_float = false) const;
   /// "Float [4, any, 16]".
   [[nodiscard]] std::string text() const;
   bool operator==(const TensorSpec&) const = default;
@@ -26,6 +27,6 @@ struct TensorSpec {
 
 /// Throws ShapeError unless the tensors of `values`, in order, are as expected. `what` is "input" or "output".
 void check_tensors(const ValueList& values, const std::vector<TensorSpec>& expected, StageId stage,
-                   MicrobatchId microbatch, const char* what);
+                   MicrobatchId microbatch, const char* what, bool any_float = false);
 
 }  // namespace stagecraft

@@ -46,6 +46,9 @@ class Channel {
   /// the channel.
   using Listener = std::function<std::optional<Notice>(RankId from, const Notice& notice)>;
 
+  /// As the step of a message: it is of no step, and none drops it.
+  static constexpr std::uint64_t kNoStep = UINT64_MAX;
+
   virtual ~Channel() = default;
 
   [[nodiscard]] virtual RankId rank() const = 0;
@@ -56,7 +59,7 @@ class Channel {
   [[nodiscard]] virtual double now() const { return seconds_now(); }
 
   /// Starts sending and returns at once; does not wait for the receiver. Holds the tensors until they are sent; nobody
-  /// may change them in place before. `step`: the sender's, for `end_step`.
+  /// may change them in place before. `step`: the sender's, for `end_step`, or kNoStep.
   virtual void send(RankId to, const Tag& tag, Message message, std::uint64_t step) = 0;
   /// A hint that `take` will be called for this message, so that its transfer may start. May do nothing.
   virtual void post(RankId from, const Tag& tag) = 0;

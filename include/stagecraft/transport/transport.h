@@ -36,6 +36,11 @@ class Transport {
   /// for; its peer() is the rank that holds things up, found by following who waits for whom. `purpose`, if any, names
   /// the message in errors.
   Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose = nullptr);
+  /// The same for a message that belongs to no step, such as a part of a checkpoint that is written while training goes
+  /// on: a failed step neither drops it nor ends the wait for it. Such a wait ends with AbortedError when the sender's
+  /// program has ended, when a process is lost, or when some rank has given up. May be received during `settle`.
+  void send_lasting(RankId to, const Tag& tag, Message message);
+  Message receive_lasting(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose = nullptr);
 
   /// Fails the step: ends all waits, on all ranks, with AbortedError. Only the first failure counts.
   void abort(const Failure& failure);

@@ -6,6 +6,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/schedule/generator.h"
+#include "support/message_of.h"
 
 namespace stagecraft {
 namespace {
@@ -49,6 +50,22 @@ TEST(UnshardReshard, MaxActiveIsAnOption) {
   std::erase(text, '\r');
   EXPECT_EQ(text, "0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1B0,1RESHARD,0UNSHARD,0B0,0RESHARD\n");
   EXPECT_THROW(unshard_reshard(schedule, 0), InvalidArgument);
+}
+
+TEST(Passes, TakeANumberWhereOneIsMeant) {
+  const std::string rows = "0F0,1F0,2F0,3F0,3B0,,2B0,1B0,0B0\n";
+  Schedule expected = Schedule::from_rows(parse_csv(rows));
+  unshard_reshard(expected, 2);
+  Schedule named = Schedule::from_rows(parse_csv(rows));
+  run_passes(named, "unshard_reshard=2");
+  EXPECT_EQ(to_csv(named), to_csv(expected));
+  EXPECT_EQ(after(" unshard_reshard = 2 , reduce_grad", rows), after("unshard_reshard=2,reduce_grad", rows));
+  EXPECT_EQ(after("unshard_reshard=3", rows), after("unshard_reshard", rows));
+  EXPECT_NE(after("unshard_reshard=1", rows), after("unshard_reshard=2", rows));
+  EXPECT_THAT(message_of([&] { after("unshard_reshard=0", rows); }), HasSubstr("at least 1 stage"));
+  EXPECT_THAT(message_of([&] { after("unshard_reshard=two", rows); }), HasSubstr("'two', which is not a whole number"));
+  EXPECT_THAT(message_of([&] { after("unshard_reshard=", rows); }), HasSubstr("not a whole number"));
+  EXPECT_THAT(message_of([&] { after("send_recv=2", rows); }), HasSubstr("takes no number"));
 }
 
 TEST(UnshardReshard, AnOverlapBringsBothItsStages) {

@@ -56,7 +56,7 @@ TEST(Feasibility, ARefusalSaysWhatIsMissingAndWhatWouldHelp) {
             HasSubstr("parameters 4, gradients 4, optimizer 8, activations 1"),
             HasSubstr("within the limit: shard parameters with 2 replicas needs 15"), Not(HasSubstr("recompute"))));
   request.costs.replicas = 2;
-  EXPECT_THAT(refusal_of(request), HasSubstr("within the limit: shard optimizer needs 15"));
+  EXPECT_THAT(refusal_of(request), HasSubstr("within the limit: shard optimizer needs 16"));
   request.memory_limit = 13;
   EXPECT_THAT(refusal_of(request), HasSubstr("neither sharding nor recompute would do"));
   request.costs.replicas = 16;

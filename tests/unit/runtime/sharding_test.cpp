@@ -1,7 +1,7 @@
 // Sharding over replicas: the weights of training without it, less memory, and what is refused.
 
 #include "pipeline_testing.h"
-#include "stagecraft/data_parallel/sharder.h"
+#include "stagecraft/data_parallel/masters.h"
 
 namespace stagecraft {
 namespace {
@@ -51,7 +51,7 @@ Weights trained(int ranks, int count, const PipelineOptions& given, const MakeOp
       pipeline.eval({x}, {.target = x});
     }
     for (const auto& [name, weight] : pipeline.named_parameters()) {
-      const Tensor whole = pipeline.sharder() ? pipeline.sharder()->whole_of(weight, weight) : weight.detach();
+      const Tensor whole = pipeline.masters() ? pipeline.masters()->whole_of(weight, weight) : weight.detach();
       const std::lock_guard lock(mutex);
       all.emplace(name, whole);
       EXPECT_TRUE(at::equal(all.at(name), whole)) << name << " differs between replicas";
@@ -156,7 +156,7 @@ TEST(Sharding, GivesModulesTheirWeightsWhenAskedTo) {
         std::size_t i = 0;
         for (const auto& [name, parameter] : pipeline.stages().front().parameters()) {
           const Tensor& master = masters[i++].second;
-          const Tensor whole = pipeline.sharder() ? pipeline.sharder()->whole_of(master, master) : master;
+          const Tensor whole = pipeline.masters() ? pipeline.masters()->whole_of(master, master) : master;
           EXPECT_TRUE(at::equal(parameter, whole)) << name << " in step " << step;
         }
       }

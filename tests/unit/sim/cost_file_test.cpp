@@ -95,7 +95,6 @@ TEST(CostFile, ParametersReplicasAndRecompute) {
   EXPECT_FALSE(costs.stages[0].recompute);
   EXPECT_TRUE(costs.stages[1].recompute);
   EXPECT_EQ(costs.stages[1].master_memory, 4);
-  EXPECT_EQ(costs.stages[1].reduce_memory, 4) << "a copy of the gradients, unless given";
   EXPECT_EQ(costs.replicas, 4);
   EXPECT_EQ(costs.shard, Shard::kGradients);
   EXPECT_EQ(costs.replica_link.bandwidth, 10);
