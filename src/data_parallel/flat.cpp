@@ -29,10 +29,9 @@ void become(const at::Tensor& tensor, const at::Tensor& other) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
 }
 
-/// The same memory, but not a view for autograd: optimizers change parameters and gradients in ways that views forbid.
-at::Tensor plain(const at::Tensor& view) { return view.variable_data(); }
-
 }  // namespace
+
+at::Tensor plain(const at::Tensor& view) { return view.variable_data(); }
 
 at::Tensor shaped_like(const at::Tensor& flat, std::int64_t begin, const at::Tensor& like) {
   const bool keeps_strides = like.is_non_overlapping_and_dense();

@@ -97,6 +97,9 @@ class Flat {
   bool has_memory_ = true;
 };
 
+/// The same memory, but not a view for autograd: optimizers change parameters and gradients in ways that views forbid.
+at::Tensor plain(const at::Tensor& view);
+
 /// A view of a piece of a flat tensor with the shape of `like`; keeps the order of its elements in memory, such as
 /// channels_last.
 at::Tensor shaped_like(const at::Tensor& flat, std::int64_t begin, const at::Tensor& like);

@@ -313,7 +313,7 @@ class Masters::Implementation {
     if (parts_ == 1) {
       average_in_place(flat, gradients, record);
       for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
-        if (present[i]) add_to_master(flat.pieces[i], shaped_like(gradients[i], 0, flat.pieces[i].view));
+        if (present[i]) add_to_master(flat.pieces[i], plain(shaped_like(gradients[i], 0, flat.pieces[i].view)));
       }
       return;
     }

@@ -23,7 +23,7 @@ std::string memory_text(const Costs& costs, double memory) {
 }
 
 bool Costs::has_more_than_activations() const {
-  return replicas > 1 || std::any_of(stages.begin(), stages.end(), [](const StageCosts& stage) {
+  return memory_in_bytes || replicas > 1 || std::any_of(stages.begin(), stages.end(), [](const StageCosts& stage) {
            return stage.recompute || stage.parameter_memory > 0 || stage.master_memory > 0 ||
                   stage.gradient_memory > 0 || stage.optimizer_memory > 0;
          });

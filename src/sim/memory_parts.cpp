@@ -141,9 +141,9 @@ class MemoryTimeline {
   }
 
   /// A gradient for another stage of this rank waits for it without a message. What goes forward is part of the
-  /// activations of the stage that made it.
+  /// activations of the stage that made it. Only bytes count: published schedules count messages between ranks.
   void hand_back(const Action& part, double end) {
-    if (!gives_input_gradient(part.kind())) return;
+    if (!replay_.costs.memory_in_bytes || !gives_input_gradient(part.kind())) return;
     const Placement& placement = replay_.schedule.placement;
     const auto is_here = [&](StageId stage) {
       return placement.contains(stage) && placement.rank_of(stage) == replay_.rank;

@@ -75,14 +75,14 @@ class Refuses(TrainCase):
         self.assertEqual((self.folder / "state.safetensors").read_bytes(), before)
 
     def test_usage(self):
-        self.refuse("--resume goes on from the file of --save", options=["--resume"])
+        self.refuse("--resume goes on from --save or --checkpoints", options=["--resume"])
         self.refuse("--loss", "hinge", options=["--loss", "hinge"])
         self.refuse("'NoSuch'", options=["--schedule", "NoSuch"])
         self.refuse("--data", "stagecraft train --help", options=["--data"])
         self.refuse("8 rows", "9 microbatches", "larger --batch", options=["--microbatches", 9])
         self.refuse("too few for 100 stages", options=["--ranks", 100])
         self.refuse("--new-data is about --resume", options=["--new-data"])
-        self.refuse("--save-every needs the file of --save", options=["--save-every", 2])
+        self.refuse("--save-every needs --save or --checkpoints", options=["--save-every", 2])
         self.refuse("--eval-every needs data", "--eval-share", options=["--eval-every", 2])
         self.refuse("give one of them", options=["--eval-data", "a.bin", "--eval-share", 0.5])
         self.refuse("'1.5' is not a number above 0 and below 1", options=["--eval-share", 1.5])

@@ -83,7 +83,8 @@ struct Costs {
   /// Whether memory is in bytes: reports then print units, and a memory limit may have one.
   bool memory_in_bytes = false;
 
-  /// Whether anything but activations and messages takes memory or time: memory of parameters, replicas, recompute.
+  /// Whether anything but activations and messages between ranks takes memory or time: memory of parameters, replicas,
+  /// recompute; and with bytes, gradients between stages of a rank.
   [[nodiscard]] bool has_more_than_activations() const;
 
   [[nodiscard]] const StageCosts& of(StageId stage) const {
