@@ -67,7 +67,7 @@ class Plan(CommandCase):
         self.assert_error(done, UNUSABLE, "4.50 GiB is too small by 512.00 MiB", "needs 5.00 GiB",
                           "within the limit: shard parameters and recompute with 2 replicas needs 4.50 GiB")
         done = self.command(*self.plan("--memory-limit", "4.5GiB", "--replicas", "4"))
-        self.assert_error(done, UNUSABLE, "within the limit: shard optimizer needs 4.00 GiB")
+        self.assert_error(done, UNUSABLE, "within the limit: shard optimizer needs 3.75 GiB")
         self.assert_error(self.command(*self.plan("--memory-limit", "80")), UNUSABLE, "limit of 80 B is too small")
         self.assert_error(self.command(*self.plan("--memory-limit", "80gigs")), UNUSABLE, "'80gigs'", "such as GiB")
 
