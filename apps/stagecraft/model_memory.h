@@ -17,7 +17,7 @@ struct OptimizerState {
 
 struct TrainingBytes {
   double parameters = 0;
-  double gradients = 0;  ///< Of parameters that are not frozen.
+  double gradients = 0;  ///< Frozen parameters have none.
   double optimizer = 0;  ///< In the type of the parameters.
   double activations =
       0;              ///< One microbatch of the exported size: inputs, and all tensors made, views apart. Estimated.
@@ -27,7 +27,7 @@ struct TrainingBytes {
 TrainingBytes training_bytes(const graph::Program& program, const graph::StageGraph& stage,
                              const OptimizerState& optimizer);
 
-/// Of the whole program.
+/// Training bytes of the whole program.
 TrainingBytes training_bytes(const graph::Program& program, const OptimizerState& optimizer);
 
 }  // namespace stagecraft::cli

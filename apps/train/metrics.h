@@ -18,7 +18,7 @@ struct StepFacts {
   std::optional<double> eval_loss;
   double gradient_norm = 0;
   double learning_rate = 0;
-  std::int64_t rows_taken = 0;  ///< Of data, since the run began.
+  std::int64_t rows_taken = 0;  ///< Rows read since the run began.
   double rows_per_second = 0;
   double tokens_per_second = 0;  ///< 0 if the rows are not of tokens.
 };

@@ -29,7 +29,7 @@ struct Options {
   // Evaluation
   std::string eval_data;
   std::string eval_targets;
-  double eval_share = 0;  ///< Of the rows of `data`, held out.
+  double eval_share = 0;  ///< Share of the rows of `data` that is held out.
   std::int64_t eval_every = 0;
   std::int64_t eval_batches = 0;  ///< 0: all of them.
 

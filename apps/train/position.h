@@ -23,7 +23,7 @@ struct DataPosition {
 /// What a run begins with.
 struct Beginning {
   std::optional<std::string> from;  ///< The checkpoint to resume; none: a new run.
-  std::int64_t rows_taken = 0;      ///< Of the data.
+  std::int64_t rows_taken = 0;      ///< Rows of the data that were read before.
 };
 
 /// Decides where in the data a run that may resume from `saved` begins: rank 0 reads the file, and tells the others.

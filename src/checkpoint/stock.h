@@ -24,7 +24,7 @@ struct StockLine {
   std::vector<std::int64_t> shape;
   std::vector<int> ranks;  // ranks of replica 0
   bool differs = false;
-  /// Of a sharded tensor: how many elements each replica of the first rank has, one part after the other in memory.
+  /// For a sharded tensor, how many elements each replica of the first rank has, one part after the other in memory.
   /// Empty: the tensor is whole.
   std::vector<std::int64_t> parts = {};
   /// The order in memory of the elements that the parts hold; empty: contiguous.

@@ -74,7 +74,7 @@ void InputSplitter::split_keywords(StepInputs& inputs, const ValueDict& keywords
   }
 }
 
-/// Those that are cut already.
+/// Adds keywords that are cut already.
 void InputSplitter::add_keywords(StepInputs& inputs, const std::vector<ValueDict>& by_microbatch) const {
   if (by_microbatch.empty()) return;
   require_count(by_microbatch.size(), "dictionaries of keywords");

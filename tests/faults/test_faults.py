@@ -25,6 +25,7 @@ import uuid
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
 from undisturbed import NotStarted, undisturbed  # noqa: E402
+from marked_processes import marked  # noqa: E402
 
 PROGRAM = os.environ["FAULT_PROGRAM"]
 MPIEXEC = os.environ["MPIEXEC"].split()
@@ -42,22 +43,6 @@ ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_R
 
 print(f"FAULT_SEED={SEED}")
 draw = random.Random(SEED)
-
-
-def left_behind(mark):
-    """Processes of a run that are still there; the dead that nobody has buried yet do not count."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = file.read()
-            with open(f"/proc/{pid}/stat") as file:
-                state = file.read().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if mark.encode() in command and state != "Z":
-            found.append((pid, state, command.replace(b"\0", b" ").decode()[-200:]))
-    return found
 
 
 class Run:
@@ -82,11 +67,11 @@ class Run:
         self.orphans = []
         if mark:
             give_up = time.monotonic() + 3
-            while (orphans := left_behind(mark)) and time.monotonic() < give_up:
+            while (orphans := marked(mark)) and time.monotonic() < give_up:
                 time.sleep(0.05)
             self.orphans = orphans
             for pid, *_ in orphans:
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
 def under_mpi(fault, rank, action, ranks=RANKS, replicas=1, more=()):
@@ -260,8 +245,8 @@ class Trial:
             self.code = None
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for pid, *_ in left_behind(self.mark):  # their output would not end
-            os.kill(int(pid), signal.SIGKILL)
+        for pid, *_ in marked(self.mark):  # their output would not end
+            os.kill(pid, signal.SIGKILL)
         reader.join()
         process.stdout.close()
         self.output = "\n".join(f"{when - begin:7.2f} s  {line}" for when, line in self.lines)
@@ -336,7 +321,7 @@ class Host:
         """The launcher's own daemon on a host that it has lost stays there."""
         pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
         for pid in pids:
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", self.name], capture_output=True)
 
 

@@ -16,6 +16,8 @@ import time
 import unittest
 import uuid
 
+from marked_processes import marked
+
 PROGRAM = os.environ["RESUME_PROGRAM"]
 MPIEXEC = os.environ["MPIEXEC"].split()
 SEED = int(os.environ.get("RESUME_SEED", random.SystemRandom().randrange(1 << 30)))
@@ -42,22 +44,6 @@ REFERENCE = Layout(2)
 SAME = [Layout(2), Layout(2, as_processes=True)]  # how ranks are started changes no number
 OTHERS = [Layout(1), Layout(2), Layout(3), Layout(2, per_rank=2), Layout(1, 2), Layout(2, 2, shard="parameters"), Layout(1, 2, shard="optimizer"),
           Layout(2, as_processes=True), Layout(1, 2, as_processes=True), Layout(1, 2, shard="gradients", as_processes=True)]
-
-
-def marked(mark):
-    """Ids of living processes that have the mark in their command line."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = file.read()
-            with open(f"/proc/{pid}/stat") as file:
-                state = file.read().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if mark.encode() in command and state != "Z":
-            found.append(int(pid))
-    return found
 
 
 def is_launcher(pid):
@@ -119,7 +105,7 @@ class Start:
         begin = time.monotonic()
         while (rest := marked(self.mark)) and time.monotonic() - begin < 20:
             if code is None:
-                kill(rest)
+                kill([pid for pid, *_ in rest])
             time.sleep(0.02)
         self.said = self.text()
         self.output.close()
@@ -171,7 +157,7 @@ class Resume(unittest.TestCase):
                     if while_saving:
                         start.wait_until_it_saves()
                         time.sleep(drawn.uniform(0, 0.004))
-                    pids = marked(start.mark)
+                    pids = [pid for pid, *_ in marked(start.mark)]
                     drawn.shuffle(pids)
                     if layout.as_processes and drawn.random() < 0.5:  # one rank alone: the others end by themselves
                         pids = [pid for pid in pids if not is_launcher(pid)][:1]

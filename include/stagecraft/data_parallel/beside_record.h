@@ -13,7 +13,7 @@ struct BesideRecord {
 
   Kind kind;
   std::size_t stage;
-  double start;  ///< Of a reduction: when all replicas had started it.
+  double start;  ///< A reduction starts when all replicas have called it.
   double end;
   double waited;  ///< How much of that time the schedule waited for it.
   std::int64_t bytes;

@@ -20,7 +20,7 @@ namespace stagecraft::npy {
 struct Header {
   std::string dtype;  ///< As in safetensors files: "F32", "U16", "BOOL".
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;  ///< Of the data, in the file.
+  std::uint64_t begin = 0;  ///< Where the data begins in the file.
   std::uint64_t bytes = 0;  ///< Of the data.
 
   /// Reads and checks the header of a file of `file_size` bytes; `beginning` holds at least the header. Throws

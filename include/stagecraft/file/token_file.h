@@ -26,7 +26,7 @@ struct TokenLayout {
   enum class Element { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kInt64 };
 
   Element element = Element::kUint16;
-  std::uint64_t begin = 0;  ///< Of the first token, in the file.
+  std::uint64_t begin = 0;  ///< Where the first token is in the file.
   std::uint64_t count = 0;
 
   [[nodiscard]] std::size_t bytes_each() const;

@@ -50,7 +50,7 @@ const Pass& find_pass(std::string_view name);
 
 /// The lowering that PyTorch does.
 inline constexpr std::string_view kDefaultLowering = "unshard_reshard,reduce_grad,send_recv";
-/// That of sharded parameters: while a stage computes, the next one is gathered.
+/// The lowering for sharded parameters: while a stage computes, the next one is gathered.
 inline constexpr int kShardedMaxActive = 2;
 inline constexpr std::string_view kShardedLowering = "unshard_reshard=2,reduce_grad,send_recv";
 

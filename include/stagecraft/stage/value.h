@@ -96,7 +96,7 @@ class Value {
 
 /// A value as the list of positional arguments of the next stage: the items of a list, or anything else as one item.
 ValueList as_arguments(Value value);
-/// The same with copies of all tensors.
+/// A value with copies of all tensors.
 Value copy_of(const Value& value);
 
 }  // namespace stagecraft

@@ -88,7 +88,7 @@ TEST(MemoryParts, AReductionHoldsItsResultAndBuffersAlsoIfItTakesNoTime) {
 TEST(MemoryParts, StagesAreWholeFromUnshardToReshard) {
   Costs costs = sharing(Shard::kParameters);
   costs.stages[0].gradient_memory = 0;
-  // Of two stages, the runtime has both from the start, and drops each after its last action: 2 x (2 + 4) resident.
+  // The runtime has both stages whole from the start, and drops each after its last action: 2 x (2 + 4) resident.
   EXPECT_THAT(levels("0F0,1F0,1B0,0B0\n", costs), ElementsAre(12 + 16 + 10, 48, 12 + 8 + 10, 12));
   EXPECT_THAT(levels("0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1B0,1RESHARD,0UNSHARD,0B0,0RESHARD\n", costs),
               ElementsAre(30, 40, 30, 12))
