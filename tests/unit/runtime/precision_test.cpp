@@ -404,6 +404,33 @@ TEST(Precision, CheckpointsHoldTheMasters) {
   std::filesystem::remove(path);
 }
 
+TEST(Precision, CheckpointsInTheBackgroundHoldWholeMasters) {
+  const std::string folder = (std::filesystem::temp_directory_path() / "stagecraft-precision-folder").string();
+  std::filesystem::remove_all(folder);
+  run_ranks(world_of(2, 2), [&](World& world) {
+    Pipeline pipeline(world, float_layers(4),
+                      {.microbatches = 1, .loss = mean_square, .precision = {.compute = at::kBFloat16}});
+    const auto optimizer = adam(pipeline.parameters());
+    pipeline.attach(*optimizer);
+    Checkpoints checkpoints(world, {.folder = folder});
+    const Tensor x = world.share_of(float_numbers(0));
+    const auto update = [&] {
+      pipeline.step({x}, {.target = x.sin()});
+      optimizer->step();
+      optimizer->zero_grad();
+    };
+    update();
+    Weights saved;
+    for (const auto& [name, master] : pipeline.named_parameters()) saved[name] = master.detach().clone();
+    checkpoints.save(pipeline, {.optimizer = optimizer.get(), .step = 1});
+    update();  // while the file is written
+    for (const auto& [name, master] : pipeline.named_parameters()) EXPECT_FALSE(at::equal(master, saved[name])) << name;
+    EXPECT_EQ(checkpoints.load_latest(pipeline, {.optimizer = optimizer.get()}), 1);
+    for (const auto& [name, master] : pipeline.named_parameters()) EXPECT_TRUE(at::equal(master, saved[name])) << name;
+  });
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Precision, RefusesWhatDoesNotGoTogether) {
   run_ranks(world_of(1, 1), [&](World& world) {
     const auto why = [&](const Precision& precision) {
