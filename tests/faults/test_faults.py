@@ -321,7 +321,7 @@ class Host:
         """The launcher's own daemon on a host that it has lost stays there."""
         pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", self.name], capture_output=True)
 
 
