@@ -14,10 +14,12 @@ namespace stagecraft {
 namespace {
 
 constexpr int kStages = 4;
-constexpr int kLayers = 6;  // of a stage
-constexpr std::int64_t kWidth = 96;
+constexpr int kLayers = 4;  // of a stage
+constexpr std::int64_t kWidth = 64;
 constexpr std::int64_t kRows = 96;  // of a microbatch
-constexpr int kMicrobatches = 32;
+// How far a reduction of gradients overlaps the next stage depends on the machine, not on the schedule: so many that the
+// gradients of one stage are a small part of the whole.
+constexpr int kMicrobatches = 48;
 
 /// Layers that keep their outputs and nothing else for the backward.
 Stage make_layers(int index) {
