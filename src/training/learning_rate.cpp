@@ -24,6 +24,23 @@ std::string number_text(double value) {
 
 [[noreturn]] void refuse_rate(const std::string& text) { throw InvalidArgument("the learning rate's " + text); }
 
+/// The rates of the groups relative to `base`. Without one that is `base`, these are not the rates that the groups were
+/// made with.
+std::vector<double> factors_of(const std::vector<double>& rates, double base) {
+  std::vector<double> factors;
+  std::string texts;
+  bool has_base = rates.empty();
+  for (const double rate : rates) {
+    factors.push_back(rate / base);
+    texts += (texts.empty() ? "" : ", ") + number_text(rate);
+    has_base = has_base || std::abs(factors.back() - 1) < 1e-12;
+  }
+  if (has_base) return factors;
+  throw InvalidArgument(
+      "the learning rate's base is " + number_text(base) + ", but the groups of the optimizer have the rates " + texts +
+      ": make one group with the base, and if another LearningRate has set them, go on with that one");
+}
+
 }  // namespace
 
 LearningRate::LearningRate(Kind kind, const LearningRateOptions& options) : kind_(kind), options_(options) {
@@ -70,8 +87,7 @@ void LearningRate::apply(torch::optim::Optimizer& optimizer, std::int64_t update
     throw InvalidArgument(std::string("the optimizer has no learning rate to set: ") + error.what_without_backtrace());
   }
   if (applied_.empty()) {
-    factors_.clear();
-    for (const double own : present) factors_.push_back(own / options_.base);
+    factors_ = factors_of(present, options_.base);
   } else if (present.size() != applied_.size()) {
     throw InvalidArgument("the optimizer had " + std::to_string(applied_.size()) +
                           " groups of parameters when its learning rate was set last, and has " +

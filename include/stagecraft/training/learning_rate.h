@@ -42,9 +42,9 @@ class LearningRate {
 
   /// Sets the rates of the optimizer's groups, before its step. The first call takes the rate that every group has
   /// then, relative to `base`, for its factor, which it keeps: groups made with 3e-4 and 3e-5 and a base of 3e-4 have
-  /// the factors 1 and 0.1. So an optimizer has one LearningRate from its first update on. Throws InvalidArgument when
-  /// something else has changed a rate since the last call, when there are other groups than then, or when the
-  /// optimizer has no rate.
+  /// the factors 1 and 0.1. At least one group must have the factor 1. Throws InvalidArgument when none has, as when
+  /// another LearningRate has set the rates, when something else has changed a rate since the last call, when there are
+  /// other groups than then, or when the optimizer has no rate.
   void apply(torch::optim::Optimizer& optimizer, std::int64_t update);
 
   /// "cosine: base 0.0003, warm-up 100, updates 1000, last 3e-05", with all digits.

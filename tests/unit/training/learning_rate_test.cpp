@@ -45,6 +45,18 @@ TEST(LearningRate, RefusesWhatCannotBe) {
               HasSubstr("counted from 0, got -1"));
 }
 
+TEST(LearningRate, RefusesRatesThatItsBaseDoesNotExplain) {
+  torch::optim::SGD optimizer(std::vector<at::Tensor>{at::ones({1})}, torch::optim::SGDOptions(0.4));
+  EXPECT_THAT(message_of([&] { LearningRate::constant({.base = 0.1}).apply(optimizer, 0); }),
+              HasSubstr("base is 0.1, but the groups of the optimizer have the rates 0.4"));
+  LearningRate first = LearningRate::constant({.base = 0.4, .warm_up = 9});
+  first.apply(optimizer, 4);
+  LearningRate second = LearningRate::constant({.base = 0.4, .warm_up = 9});
+  EXPECT_THAT(message_of([&] { second.apply(optimizer, 5); }), HasSubstr("have the rates 0.2"));
+  first.apply(optimizer, 5);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.4 * (6.0 / 10));
+}
+
 TEST(LearningRate, GroupsKeepTheirFactors) {
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<at::Tensor>{at::ones({1})}, std::make_unique<torch::optim::SGDOptions>(0.4));
