@@ -2,12 +2,13 @@
 
 import copy
 import math
+import unittest
 
 import exported
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from training_case import ALL, BATCH, RATE, STEPS, TrainCase, language, language_loss, positions, python_language
+from training_case import ALL, BATCH, MPIEXEC, RATE, STEPS, TrainCase, language, language_loss, positions, python_language
 
 
 def python_in(text, kind):
@@ -115,6 +116,15 @@ class Parameters(TrainCase):
             self.assertEqual(torch.equal(tensor, after[name]), name.startswith("blocks.0.") or name.endswith(".1.bias"), name)
         self.assert_error(self.command(*self.arguments("--freeze", "nothing.*")), 2, "fits no parameter")
 
+    def test_a_frozen_tie_is_frozen_in_both_places(self):
+        model = language()
+        model.tokens.weight.requires_grad_(False)  # the head's too
+        theirs = python_language(self.text, model=model,
+                                 make_optimizer=lambda all: torch.optim.AdamW([p for p in all if p.requires_grad], lr=RATE))
+        for layout in (["--ranks", 2], ["--ranks", 2, "--replicas", 2, "--batch", BATCH // 2, "--shard", "parameters"]):
+            ours, _ = self.losses("--in-order", "--freeze", "tokens.weight", *layout)
+            self.assert_close(ours, theirs)
+
 
 class Checkpoints(TrainCase):
     def test_the_last_ones_are_kept_and_resumed(self):
@@ -129,6 +139,17 @@ class Checkpoints(TrainCase):
         ours = self.read_losses("losses.csv")
         self.assertEqual(ours[:4], first)
         self.assert_close(ours, whole)
+    @unittest.skipUnless(MPIEXEC, "without MPI")
+    def test_masters_are_saved_and_resumed_under_mpi(self):
+        options = ("--precision", "bfloat16", "--checkpoints", self.folder / "states", "--keep", 2, "--save-every", 1, "--losses", "losses.csv", "--resume")
+        whole, _ = self.losses("--ranks", 2, "--precision", "bfloat16")
+        for steps in (3, STEPS):
+            run = self.mpirun(*options, "--steps", steps)
+            self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(self.read_losses("losses.csv"), whole)
+
+    def test_options_that_do_not_go_together(self):
+        options = ("--checkpoints", self.folder / "states", "--keep", 2, "--save-every", 1)
         for wrong, why in ((("--keep", 2), "--keep is about --checkpoints"), (("--save", "a.safetensors", *options), "both say where to save")):
             self.assert_error(self.command(*self.arguments(*wrong)), 2, why)
 
