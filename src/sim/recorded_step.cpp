@@ -24,8 +24,11 @@ RecordedStep::RecordedStep(const StepTimelines& step, const Placement& placement
     std::stable_sort(ranks_[r].begin(), ranks_[r].end(),
                      [](const Span& a, const Span& b) { return a.beside != b.beside ? b.beside : a.start < b.start; });
   }
-  for (const Timeline& timeline : ranks_) {
-    for (const Span& span : timeline) {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    for (const Span& span : ranks_[r]) {
+      if (span.beside && span.action.kind() == ActionKind::kUnshard && span.waited > 0) {
+        gathers_[{r, span.action.stage().value}].push_back(&span);
+      }
       if (is_send(span.action.kind())) sends_[key_of(span.action)] = &span;
       if (gives_input_gradient(span.action.kind())) {
         backwards_[{span.action.stage().value, span.action.microbatch().value}] = span.action.kind();
@@ -40,12 +43,23 @@ std::optional<RecordedMessage> RecordedStep::message_for(const Span& consumer, R
   const auto found = sends_.find(key_of(send));
   if (found == sends_.end()) return std::nullopt;
   const Span& sent = *found->second;
+  const double before = wait_for_parameters(consumer, rank);
   return RecordedMessage{.from = placement_.rank_of(send.stage()),
                          .to = rank,
                          .bytes = sent.bytes,
                          .sent = sent.end,
-                         .asked = consumer.start,
-                         .waited = consumer.waited};
+                         .asked = consumer.start + before,
+                         .waited = consumer.waited - before};
+}
+
+double RecordedStep::wait_for_parameters(const Span& consumer, RankId rank) const {
+  const auto found = gathers_.find({rank.index(), consumer.action.stage().value});
+  if (found == gathers_.end()) return 0;
+  double waited = 0;
+  for (const Span* gather : found->second) {
+    if (gather->end >= consumer.start && gather->end <= consumer.end) waited += gather->waited;
+  }
+  return std::min(waited, consumer.waited);
 }
 
 ActionKind RecordedStep::backward_of(StageId stage, MicrobatchId microbatch) const {

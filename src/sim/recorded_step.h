@@ -16,8 +16,8 @@ struct RecordedMessage {
   RankId to;
   std::int64_t bytes = 0;
   double sent = 0;    ///< End of the SEND.
-  double asked = 0;   ///< When the consumer began to wait.
-  double waited = 0;  ///< How long the consumer waited.
+  double asked = 0;   ///< When the consumer began to wait for it.
+  double waited = 0;  ///< How long the consumer waited for it.
 
   /// Whether the message was sent after the consumer had begun to wait. `delay` is then its transfer time.
   [[nodiscard]] bool was_late() const { return sent >= asked; }
@@ -31,7 +31,7 @@ class RecordedStep {
   RecordedStep(const StepTimelines& step, const Placement& placement, const std::vector<double>& ahead);
 
   RecordedStep(RecordedStep&&) = default;
-  RecordedStep(const RecordedStep&) = delete;  // sends_ points into ranks_
+  RecordedStep(const RecordedStep&) = delete;  // sends_ and gathers_ point into ranks_
   RecordedStep& operator=(const RecordedStep&) = delete;
 
   /// The message that a compute action consumed, if any.
@@ -49,11 +49,15 @@ class RecordedStep {
  private:
   using Key = std::tuple<ActionKind, std::int32_t, std::int32_t>;
   static Key key_of(const Action& action) { return {action.kind(), action.stage().value, action.microbatch().value}; }
+  /// How long the action waited for the parameters of its stage, before it waited for its message.
+  [[nodiscard]] double wait_for_parameters(const Span& consumer, RankId rank) const;
 
   StepTimelines ranks_;  // in order of time, on one clock
   const Placement& placement_;
   std::map<Key, const Span*> sends_;
   std::map<std::pair<std::int32_t, std::int32_t>, ActionKind> backwards_;
+  std::map<std::pair<std::size_t, std::int32_t>, std::vector<const Span*>>
+      gathers_;  // that made a rank wait, by rank and stage
   double begin_ = 0;
   double end_ = 0;
 };

@@ -230,6 +230,33 @@ TEST(Profile, WhatAveragingMadeARankWaitForIsReduceGrad) {
   EXPECT_NEAR(profile_of(recording).costs.stages[0].backward, 2, 1e-9);
 }
 
+TEST(Profile, AWaitForParametersIsNotAWaitForAMessage) {
+  const auto forward = [](int stage, int microbatch) {
+    return Action::forward(StageId(stage), MicrobatchId(microbatch));
+  };
+  const auto backward = [](int stage, int microbatch) {
+    return Action::backward(StageId(stage), MicrobatchId(microbatch));
+  };
+  const auto send = [](ActionKind kind, int stage, int microbatch) {
+    return Action(kind, StageId(stage), MicrobatchId(microbatch));
+  };
+  // Stage 1 has its parameters at 5, long after the first message; the second is sent at 8 and takes half a second.
+  const Timeline first = {
+      {forward(0, 0), 0, 1, 0, 0, false},   {send(ActionKind::kSendForward, 0, 0), 1, 1, 0, 8, false},
+      {forward(0, 1), 1, 8, 0, 0, false},   {send(ActionKind::kSendForward, 0, 1), 8, 8, 0, 8, false},
+      {backward(0, 0), 8, 17, 7, 0, false}, {backward(0, 1), 17, 19, 0, 0, false}};
+  const Timeline second = {{forward(1, 0), 0, 7, 5, 0, false},
+                           {forward(1, 1), 7, 10.5, 1.5, 0, false},
+                           {backward(1, 0), 10.5, 14.5, 0, 0, false},
+                           {send(ActionKind::kSendBackward, 1, 0), 14.5, 14.5, 0, 8, false},
+                           {backward(1, 1), 14.5, 16.5, 0, 0, false},
+                           {send(ActionKind::kSendBackward, 1, 1), 16.5, 16.5, 0, 8, false},
+                           {Action::of_stage(ActionKind::kUnshard, StageId(1)), 0, 5, 5, 8, true}};
+  const Costs costs = profile_of(Recording{"", {{first, second}}}).costs;
+  EXPECT_NEAR(costs.stages[1].forward, 2, 1e-9);
+  EXPECT_NEAR(costs.between(RankId(0), RankId(1)).latency, 0.5, 1e-9);
+}
+
 TEST(Profile, AnOddStepDoesNotCount) {
   const Shape shape{.ranks = 2, .microbatches = 4};
   const Costs costs = uneven_costs(2);
