@@ -22,9 +22,8 @@ class ListCommand : public Command {
 
   int run() override {
     const bool json = output_.format() == "json";
-    write_output(output_.path(), [&](std::ostream& out) {
-      json ? void(out << list_json().dump(2) << '\n') : write_list(out);
-    });
+    write_output(output_.path(),
+                 [&](std::ostream& out) { json ? void(out << list_json().dump(2) << '\n') : write_list(out); });
     return kOk;
   }
 

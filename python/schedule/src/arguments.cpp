@@ -45,7 +45,8 @@ std::string text_of(PyObject* value, const std::string& name) {
   if (bytes != nullptr) return {bytes, static_cast<std::size_t>(size)};
   if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) throw PythonError();
   PyErr_Clear();
-  throw InvalidArgument(name + ": got " + described(value) + ", which holds half a surrogate pair: give text that UTF-8 can hold");
+  throw InvalidArgument(name + ": got " + described(value) +
+                        ", which holds half a surrogate pair: give text that UTF-8 can hold");
 }
 
 std::string Arguments::text(Py_ssize_t i, const std::string& name) const { return text_of(at(i), name); }

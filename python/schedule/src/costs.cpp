@@ -8,7 +8,8 @@ namespace stagecraft::python {
 
 const Costs& stage_costs(const CostFile& file) {
   if (file.layers.empty()) return file.costs;
-  throw InvalidArgument("layers: costs by stage are needed here: plan() cuts layers into stages and returns their costs");
+  throw InvalidArgument(
+      "layers: costs by stage are needed here: plan() cuts layers into stages and returns their costs");
 }
 
 Object costs_parse(const Arguments& args) {

@@ -14,7 +14,8 @@ void set_error(const char* type, const std::string& message, const Json& attribu
   try {
     const Object module(PyImport_ImportModule("stagecraft.errors"));
     const Object error_type(PyObject_GetAttrString(module.get(), type));
-    const Object error(PyObject_CallFunctionObjArgs(error_type.get(), to_python(std::string_view(message)).get(), nullptr));
+    const Object error(
+        PyObject_CallFunctionObjArgs(error_type.get(), to_python(std::string_view(message)).get(), nullptr));
     for (const auto& [name, value] : attributes.items()) {
       check(PyObject_SetAttrString(error.get(), name.c_str(), to_python(value).get()));
     }
@@ -56,7 +57,8 @@ void set_failure() {
   } catch (const Error&) {
     set_error_of_ours();
   } catch (const std::bad_alloc&) {
-    PyErr_SetString(PyExc_MemoryError, "not enough memory: use fewer ranks, stages or microbatches, or a smaller model");
+    PyErr_SetString(PyExc_MemoryError,
+                    "not enough memory: use fewer ranks, stages or microbatches, or a smaller model");
   } catch (const std::exception& error) {
     set_error("InternalError", std::string(error.what()) + ": this is a bug in stagecraft, please report it");
   }

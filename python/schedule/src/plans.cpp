@@ -109,7 +109,8 @@ Object planned(const Arguments& args) {
   request.seed = args.seed(8, "seed");
   request.exact = args.flag(9, "exact");
   request.threads = args.integer_or(10, "threads", 0);
-  if (request.threads < 0) throw InvalidArgument("threads: got " + std::to_string(request.threads) + ", must be 0 or more");
+  if (request.threads < 0)
+    throw InvalidArgument("threads: got " + std::to_string(request.threads) + ", must be 0 or more");
   PyObject* progress = callback(args, 11, "progress");
   PyObject* stop = callback(args, 12, "stop");
 
@@ -136,7 +137,8 @@ Object lower_bound_of_span(const Arguments& args) {
   const Placement placement = placement_of(args, 1);
   const int microbatches = args.integer(4, "microbatches");
   const double limit = memory_limit(args, 5, costs);
-  if (microbatches < 1) throw InvalidArgument("microbatches: got " + std::to_string(microbatches) + ", must be at least 1");
+  if (microbatches < 1)
+    throw InvalidArgument("microbatches: got " + std::to_string(microbatches) + ", must be at least 1");
   return to_python(without_gil([&] {
     require_fit(costs, placement.stages(), placement.ranks());
     return span_lower_bound(costs, placement, microbatches, limit);

@@ -44,8 +44,7 @@ Object recording_facts(const Arguments& args) {
 /// Per rank a list of (action, start, end, waited, bytes, beside).
 Object recording_spans(const Arguments& args) {
   const auto& recording = args.value<Recording>(0, "recording");
-  return list_of(step_of(args, 1, recording),
-                 [](const Timeline& timeline) { return list_of(timeline, span_tuple); });
+  return list_of(step_of(args, 1, recording), [](const Timeline& timeline) { return list_of(timeline, span_tuple); });
 }
 
 /// (seconds, busy per rank, idle fraction).

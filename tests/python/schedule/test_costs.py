@@ -29,7 +29,7 @@ class CostFiles(CommandCase):
         self.assertEqual(sc.Costs.example_json(), self.output("costs", "--example"))
         self.assertEqual(sc.Costs.example_json(in_bytes=True), self.output("costs", "--example", "--bytes"))
         self.assertTrue(sc.Costs.example(in_bytes=True).memory_in_bytes)
-        self.assertEqual(sc.Costs.example(in_bytes=True).memory_text(1.5 * 2**30), "1.5 GiB")
+        self.assertEqual(sc.Costs.example(in_bytes=True).memory_text(1.5 * 2**30), "1.50 GiB")
 
     def test_layers_stay_layers(self):
         costs = sc.Costs(**LAYERS)

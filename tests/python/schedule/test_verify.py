@@ -5,7 +5,7 @@ import pickle
 import unittest
 
 import stagecraft as sc
-from command import CommandCase
+from command import CommandCase, run
 
 
 def deadlocked():
@@ -56,7 +56,6 @@ class Verify(CommandCase):
                                ("deadlocked", deadlocked())):
             schedule.write(self.folder / name)
             schedule = sc.Schedule.from_csv(schedule.to_csv(), name)
-            from command import run
             done = run("check", name, "--format", "json", folder=self.folder)
             self.assertEqual(schedule.check(), json.loads(done.stdout))
             self.assertEqual(schedule.check_text(), run("check", name, folder=self.folder).stdout.decode())
