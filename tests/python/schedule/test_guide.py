@@ -10,6 +10,13 @@ from command import REPOSITORY, CommandCase
 
 
 class Guide(CommandCase):
+    def test_readme(self):
+        text = (REPOSITORY / "README.md").read_text()
+        (snippet,) = re.findall(r"```python\n(import stagecraft as sc.*?)```", text, re.S)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(snippet, "README.md", "exec"), {})
+        self.assertLess(float(printed.getvalue()), 0.2)
+
     def test_python(self):
         text = (REPOSITORY / "docs" / "guide" / "python.md").read_text().partition("\n## Training")[0]
         snippets = re.findall(r"```python\n(.*?)```", text, re.S)
