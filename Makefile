@@ -147,10 +147,14 @@ build/python/tools/.ready: Makefile
 
 wheel: wheel-schedule  ## Build the Python wheels into build/wheels
 
+# What `make command` builds is linked, so that nothing is compiled twice; pip only packs it.
 wheel-schedule: packages build/python/tools/.ready
+	@cmake --preset release -DSTAGECRAFT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(abspath build/python/tools/bin/python)" > build.log 2>&1 \
+	  || { cat build.log; exit 1; }; rm -f build.log
+	@cmake --build --preset release -j $(JOBS) --target stagecraft _schedule
 	@rm -f build/wheels/stagecraft-[0-9]*.whl
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-	  --config-settings=build-dir="$(abspath build/python/schedule)" --wheel-dir build/wheels python/schedule
+	@build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheels \
+	  --config-settings=build-dir="$(abspath build/python/packing)" --config-settings=cmake.define.STAGECRAFT_PREBUILT="$(abspath build)" python/schedule
 	@ls -l build/wheels/stagecraft-[0-9]*.whl | awk '{print "wheel: " $$NF ", " $$5 " bytes"}'
 
 # The wheel alone in an empty environment: no torch, no numpy, nothing that could compile.

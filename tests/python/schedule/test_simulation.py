@@ -8,7 +8,7 @@ import stagecraft as sc
 from command import CommandCase
 
 
-class Simulate(CommandCase):
+class CostsCase(CommandCase):
     def setUp(self):
         super().setUp()
         self.costs = sc.Costs.example()
@@ -19,6 +19,8 @@ class Simulate(CommandCase):
         schedule.write(self.folder / name)
         return sc.Schedule.from_csv(schedule.to_csv(), name)
 
+
+class Simulate(CostsCase):
     def test_everything_is_that_of_the_command(self):
         for name in ("1F1B", "ZB-H1", "DualPipeV"):
             found = sc.simulate(self.named(name), self.costs)
@@ -99,7 +101,7 @@ class Simulate(CommandCase):
             sc.simulate(self.named("1F1B"), sc.Costs(forward=[1, 2, 3], backward_input=1, backward_weight=1))
 
 
-class Compare(Simulate):
+class Compare(CostsCase):
     def test_everything_is_that_of_the_command(self):
         names = ["GPipe", "1F1B", "ZB-H1"]
         schedules = {name: self.named(name) for name in names}
