@@ -24,7 +24,7 @@ SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz crossings bench figures \
-  lint pictures clean
+  lint pictures wheel wheel-schedule test-python clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,36 @@ lint: packages  ## Formatting and static analysis
 	@cmake --preset release -B build/lint -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DSTAGECRAFT_UNITY=OFF > /dev/null
 	@git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run -Werror
 	@git ls-files 'src/*.cpp' 'apps/*.cpp' | xargs -P $(JOBS) -n 4 clang-tidy -p build/lint --quiet
+
+# --- Python ---
+
+# pip builds in an environment of its own; packages come from wherever pip is told to take them.
+build/python/tools/.ready: Makefile
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { $(call install_packages,python3-venv); }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { $(call install_packages,python3-dev); }
+	@$(PYTHON) -m venv build/python/tools
+	@build/python/tools/bin/pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.10' \
+	  || { echo "wheel: pip could not install scikit-build-core: check the network" >&2; exit 1; }
+	@touch $@
+
+wheel: wheel-schedule  ## Build the Python wheels into build/wheels
+
+# What `make command` builds is linked, so that nothing is compiled twice; pip only packs it.
+wheel-schedule: packages build/python/tools/.ready
+	@cmake --preset release -DSTAGECRAFT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(abspath build/python/tools/bin/python)" > build.log 2>&1 \
+	  || { cat build.log; exit 1; }; rm -f build.log
+	@cmake --build --preset release -j $(JOBS) --target stagecraft _schedule
+	@rm -f build/wheels/stagecraft-[0-9]*.whl
+	@build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheels \
+	  --config-settings=build-dir="$(abspath build/python/packing)" --config-settings=cmake.define.STAGECRAFT_PREBUILT="$(abspath build)" python/schedule
+	@ls -l build/wheels/stagecraft-[0-9]*.whl | awk '{print "wheel: " $$NF ", " $$5 " bytes"}'
+
+# The wheel alone in an empty environment: no torch, no numpy, nothing that could compile.
+test-python: wheel-schedule  ## Build the Python wheels, install them into an empty environment and test what is there
+	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
+	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
+	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl
+	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
 
 clean:  ## Remove what was built (setup stays)
 	rm -rf build

@@ -47,7 +47,7 @@ class CheckCommand : public Command {
     const std::string format = output_.format();
     if (format != "none") {
       write_output(output_.path(), [&](std::ostream& out) {
-        format == "json" ? write_json_report(out, report) : write_report(out, report);
+        format == "json" ? void(out << to_json(report).dump(2) << '\n') : write_report(out, report);
       });
     }
     return refusal == nullptr ? kOk : kRefused;

@@ -143,7 +143,7 @@ void write_report(std::ostream& out, const CheckReport& report) {
   }
 }
 
-void write_json_report(std::ostream& out, const CheckReport& report) {
+Json to_json(const CheckReport& report) {
   Json json;
   json["file"] = printable(report.file);
   json["ok"] = report.ok();
@@ -167,7 +167,7 @@ void write_json_report(std::ostream& out, const CheckReport& report) {
   for (const CommModel model : report.models) {
     json["models"][std::string(model_name(model))] = refusal_json(report.judgement.verdict.refusal(model));
   }
-  out << json.dump(2) << '\n';
+  return json;
 }
 
 }  // namespace stagecraft::cli

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "failure.h"
+#include "report_text.h"
 #include "stagecraft/passes/verify.h"
 #include "stagecraft/schedule/schedule.h"
 
@@ -64,6 +65,6 @@ struct CheckReport {
 CheckReport examine(std::string file, std::vector<Row> rows, std::vector<CommModel> models);
 
 void write_report(std::ostream& out, const CheckReport& report);
-void write_json_report(std::ostream& out, const CheckReport& report);
+Json to_json(const CheckReport& report);
 
 }  // namespace stagecraft::cli

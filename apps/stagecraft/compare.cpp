@@ -23,7 +23,7 @@ class CompareCommand : public Command {
         ->required()
         ->expected(1, -1);
     add_costs(*parser_, costs_);
-    cost_options_.add_options(*parser_);
+    add_cost_changes(*parser_, cost_changes_);
     output_.add_options(*parser_);
     parser_->footer(
         "Examples:\n"
@@ -33,7 +33,7 @@ class CompareCommand : public Command {
 
   int run() override {
     Costs costs = read_costs(costs_);
-    cost_options_.apply(costs);
+    apply(cost_changes_, costs);
     std::vector<SimulationReport> reports;
     for (const std::string& file : files_) {
       try {
@@ -52,7 +52,7 @@ class CompareCommand : public Command {
     const std::string format = output_.format();
     if (format == "none") return kOk;
     write_output(output_.path(), [&](std::ostream& out) {
-      format == "json" ? write_json_comparison(out, reports) : write_comparison(out, reports);
+      format == "json" ? void(out << comparison_json(reports).dump(2) << '\n') : write_comparison(out, reports);
     });
     return kOk;
   }
@@ -60,7 +60,7 @@ class CompareCommand : public Command {
  private:
   std::vector<std::string> files_;
   std::string costs_;
-  CostOptions cost_options_;
+  CostChanges cost_changes_;
   FormattedOutput output_{{"table", "json", "none"}};
 };
 

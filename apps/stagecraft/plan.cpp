@@ -3,15 +3,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <iostream>
 #include <ostream>
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
-#include <fmt/ranges.h>
 
 #include "command.h"
 #include "cost_options.h"
@@ -20,7 +17,7 @@
 #include "input.h"
 #include "options.h"
 #include "output.h"
-#include "report_text.h"
+#include "plan_report.h"
 #include "stagecraft/plan/partition.h"
 #include "stagecraft/schedule/csv.h"
 #include "stagecraft/view/render.h"
@@ -41,70 +38,6 @@ constexpr const char* kPlanExamples =
     "  stagecraft plan --ranks 8 --microbatches 24 --costs bytes.json --replicas 4 --shard parameters --memory-limit "
     "80GiB\n"
     "  stagecraft plan --ranks 2 --microbatches 4 --costs costs.json --exact --format json";
-
-/// Reports on a plan, with the lower bound and every known schedule; `cuts` is empty unless layers were cut.
-void write_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
-  const Simulation& s = result.simulation;
-  write_line(out, "ranks", std::to_string(request.ranks));
-  write_line(out, "stages",
-             fmt::format("{}, placement {}", result.schedule.stages(), result.schedule.placement.style()));
-  write_line(out, "microbatches", std::to_string(request.microbatches));
-  if (!cuts.empty())
-    write_line(out, "layers", fmt::format("stages begin at {}", fmt::join(cuts.begin(), cuts.end() - 1, " ")));
-  write_line(out, "span", span_text(s));
-  write_line(out, "lower bound",
-             fmt::format("{:.6g}, bubble {}{}", result.lower_bound_span, percent(result.lower_bound_bubble),
-                         result.proven ? ": nothing is shorter" : ""));
-  write_line(out, "makespan", makespan_text(s));
-  const std::string peak = memory_cell(request.costs, s.peak_memory());
-  write_line(out, "peak memory",
-             request.memory_limit > 0 ? fmt::format("{} of {}", peak, memory_text(request.costs, request.memory_limit))
-                                      : peak);
-  if (request.costs.has_more_than_activations()) write_line(out, "at the peak", peak_text(request.costs, s));
-  write_line(out, "found by", result.origin);
-  write_line(out, "search",
-             fmt::format("{} trials in {:.1f} s, {}", result.trials, result.seconds,
-                         result.finished ? "finished" : "ended early: another run may end elsewhere"));
-  if (result.named.empty()) return;
-  fmt::print(out, "\n{:<22}  {:>8}  {:>10}  {:>10}\n", "KNOWN SCHEDULE", "BUBBLE", "SPAN", "PEAK");
-  std::vector<const NamedOutcome*> order;
-  for (const NamedOutcome& named : result.named) order.push_back(&named);
-  std::stable_sort(order.begin(), order.end(), [](const NamedOutcome* a, const NamedOutcome* b) {
-    return a->simulation.span < b->simulation.span;
-  });
-  for (const NamedOutcome* named : order) {
-    fmt::print(out, "{:<22}  {:>8}  {:>10.6g}  {:>10}{}\n", named->name, percent(named->simulation.bubble_span()),
-               named->simulation.span, memory_cell(request.costs, named->simulation.peak_memory()),
-               named->fits ? "" : "  does not fit");
-  }
-}
-
-void write_json_plan_report(std::ostream& out, const PlanRequest& request, const PlanResult& result, const Cuts& cuts) {
-  Json json = {{"ranks", request.ranks},
-               {"stages", result.schedule.stages()},
-               {"microbatches", request.microbatches},
-               {"placement", result.schedule.placement.style()},
-               {"memory_limit", request.memory_limit > 0 ? Json(request.memory_limit) : Json()}};
-  add_outcome(json, result.simulation);
-  json.update({{"lower_bound_span", result.lower_bound_span},
-               {"lower_bound_bubble", result.lower_bound_bubble},
-               {"cuts", cuts.empty() ? Json() : Json(cuts)},
-               {"proven", result.proven},
-               {"found_by", result.origin},
-               {"finished", result.finished},
-               {"trials", result.trials},
-               {"seconds", result.seconds},
-               {"seed", request.seed},
-               {"named", Json::array()}});
-  for (const NamedOutcome& named : result.named) {
-    json["named"].push_back({{"name", named.name},
-                             {"span", named.simulation.span},
-                             {"bubble_span", named.simulation.bubble_span()},
-                             {"peak", named.simulation.peak_memory()},
-                             {"fits", named.fits}});
-  }
-  out << json.dump(2) << '\n';
-}
 
 std::atomic<bool> interrupted = false;
 
@@ -154,8 +87,8 @@ class PlanCommand : public Command {
     add_count(*parser_, "--ranks", request_.ranks, "Number of ranks")->required();
     add_count(*parser_, "--microbatches", request_.microbatches, "Number of microbatches")->required();
     add_costs(*parser_, costs_);
-    limit_.add_option(*parser_);
-    cost_options_.add_options(*parser_);
+    add_memory_limit(*parser_, limit_);
+    add_cost_changes(*parser_, cost_changes_);
     add_choice(*parser_, "--placement", placement_, {"linear", "loop", "v", "any"},
                "Where stages may lie (default: any)");
     add_count(*parser_, "--stages-per-rank", request_.stages_per_rank,
@@ -173,9 +106,9 @@ class PlanCommand : public Command {
 
   int run() override {
     CostFile file = read_cost_file(costs_);
-    cost_options_.apply(file);
+    apply(cost_changes_, file);
     request_.costs = file.costs;
-    request_.memory_limit = limit_.in_unit_of(file.costs);
+    request_.memory_limit = limit_.in_unit_of(file.costs, "--memory-limit");
     request_.seed = static_cast<std::uint64_t>(seed_);
     request_.placement = placement_ == "linear" ? PlacementChoice::kLinear
                          : placement_ == "loop" ? PlacementChoice::kLoop
@@ -211,7 +144,7 @@ class PlanCommand : public Command {
     if (format == "none") return;
     write_output(output_.path(), [&](std::ostream& out) {
       if (format == "csv") return write_csv(out, result.schedule);
-      if (format == "json") return write_json_plan_report(out, request_, result, cuts);
+      if (format == "json") return void(out << plan_json(request_, result, cuts).dump(2) << '\n');
       if (format == "svg") {
         const Simulation kept = simulate(result.schedule, request_.costs, {.keep_times = true, .keep_memory = true});
         return write_simulation_svg(out, result.schedule, kept);
@@ -226,7 +159,7 @@ class PlanCommand : public Command {
 
   PlanRequest request_;
   std::string costs_;
-  CostOptions cost_options_;
+  CostChanges cost_changes_;
   MemoryLimit limit_;
   std::string stage_costs_;
   std::string placement_ = "any";

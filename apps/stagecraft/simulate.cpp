@@ -64,7 +64,7 @@ class SimulateCommand : public Command {
       : Command(program.add_subcommand("simulate", "Say what a schedule costs: time, bubble, memory, critical path")) {
     add_input(*parser_, file_);
     add_costs(*parser_, costs_);
-    cost_options_.add_options(*parser_);
+    add_cost_changes(*parser_, cost_changes_);
     parser_
         ->add_option_function<std::string>(
             "--slow-rank", [this](const std::string& text) { slow_rank_ = to_slowdown("--slow-rank", text, 1); },
@@ -93,7 +93,7 @@ class SimulateCommand : public Command {
     report.file = subject();
     report.schedule = read_schedule(file_);
     Costs costs = read_costs(costs_);
-    cost_options_.apply(costs);
+    apply(cost_changes_, costs);
     const int ranks = report.schedule.ranks();
     require_fit(costs, report.schedule.stages(), ranks);
     if (!slow_rank_.ranks.empty()) costs = with_slower_rank(costs, ranks, slow_rank_.ranks[0], slow_rank_.factor);
@@ -115,7 +115,7 @@ class SimulateCommand : public Command {
     const std::string format = output_.format();
     if (format == "none") return;
     write_output(output_.path(), [&](std::ostream& out) {
-      if (format == "json") return write_json_report(out, report);
+      if (format == "json") return void(out << to_json(report).dump(2) << '\n');
       if (format == "svg") return write_simulation_svg(out, report.schedule, report.simulation);
       if (format == "trace") return write_simulation_trace(out, report.schedule, report.simulation);
       write_report(out, report);
@@ -124,7 +124,7 @@ class SimulateCommand : public Command {
 
   std::string file_;
   std::string costs_;
-  CostOptions cost_options_;
+  CostChanges cost_changes_;
   Slowdown slow_rank_;
   Slowdown slow_link_;
   double jitter_ = 0;

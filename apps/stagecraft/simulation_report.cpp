@@ -72,7 +72,7 @@ void write_report(std::ostream& out, const SimulationReport& report) {
   if (report.costs.has_more_than_activations()) write_memory_table(out, report);
 }
 
-void write_json_report(std::ostream& out, const SimulationReport& report) {
+Json to_json(const SimulationReport& report) {
   Json json = summary_json(report);
   json["per_rank"] = Json::array();
   for (const RankOutcome& rank : report.simulation.ranks) {
@@ -110,7 +110,7 @@ void write_json_report(std::ostream& out, const SimulationReport& report) {
                       {"median_span", report.jitter->median_span},
                       {"p95_span", report.jitter->p95_span}};
   }
-  out << json.dump(2) << '\n';
+  return json;
 }
 
 void write_comparison(std::ostream& out, const std::vector<SimulationReport>& reports) {
@@ -128,10 +128,10 @@ void write_comparison(std::ostream& out, const std::vector<SimulationReport>& re
   }
 }
 
-void write_json_comparison(std::ostream& out, const std::vector<SimulationReport>& reports) {
+Json comparison_json(const std::vector<SimulationReport>& reports) {
   Json json = Json::array();
   for (const SimulationReport& report : reports) json.push_back(summary_json(report));
-  out << json.dump(2) << '\n';
+  return json;
 }
 
 }  // namespace stagecraft::cli

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "report_text.h"
 #include "stagecraft/sim/critical_path.h"
 #include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/what_if.h"
@@ -22,10 +23,10 @@ struct SimulationReport {
 };
 
 void write_report(std::ostream& out, const SimulationReport& report);
-void write_json_report(std::ostream& out, const SimulationReport& report);
+Json to_json(const SimulationReport& report);
 
 /// One line per schedule, the shortest first.
 void write_comparison(std::ostream& out, const std::vector<SimulationReport>& reports);
-void write_json_comparison(std::ostream& out, const std::vector<SimulationReport>& reports);
+Json comparison_json(const std::vector<SimulationReport>& reports);
 
 }  // namespace stagecraft::cli

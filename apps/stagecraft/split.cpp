@@ -4,27 +4,19 @@
 #include <ostream>
 #include <string>
 
-#include <fmt/format.h>
-
 #include "command.h"
 #include "failure.h"
 #include "formats.h"
 #include "input.h"
-#include "model_facts.h"
 #include "model_memory.h"
 #include "options.h"
 #include "output.h"
-#include "report_text.h"
+#include "split_report.h"
 #include "stagecraft/graph/cut.h"
-#include "stagecraft/graph/report.h"
 #include "stagecraft/sim/cost_file.h"
-#include "stagecraft/sim/costs.h"
 
 namespace stagecraft::cli {
 namespace {
-
-using graph::Program;
-using graph::ValueId;
 
 constexpr const char* kSplitExamples =
     "Give one of --stages, --at and --marked. 'stagecraft model FILE' lists modules and where the model can be cut.\n"
@@ -34,102 +26,12 @@ constexpr const char* kSplitExamples =
     "  stagecraft split gpt.pt2 --at blocks.4 --at blocks.7:end --format json\n"
     "  stagecraft split gpt.pt2 --stages 4 --costs costs.json";
 
-/// Parses "blocks.4", "blocks.4:beginning" or "blocks.4:end".
-graph::ModuleCut to_module_cut(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  const std::string side = colon == std::string::npos ? "beginning" : text.substr(colon + 1);
-  if (side != "beginning" && side != "end") {
-    throw CLI::ValidationError("--at",
-                               fmt::format("'{}' says '{}' after the colon: it must be beginning or end", text, side));
+graph::ModuleCut checked_module_cut(const std::string& text) {
+  try {
+    return to_module_cut(text);
+  } catch (const InvalidArgument& error) {
+    throw CLI::ValidationError("--at", error.what());
   }
-  return {text.substr(0, colon), side == "end" ? graph::ModuleCut::At::kEnd : graph::ModuleCut::At::kBeginning};
-}
-
-Json values_json(const Program& program, const std::vector<ValueId>& values) {
-  Json list = Json::array();
-  for (const ValueId value : values) list.push_back(value_json(program, value));
-  return list;
-}
-
-Json loads_json(const Program& program, const std::vector<int>& loads) {
-  Json list = Json::array();
-  for (const int input : loads) list.push_back(program.inputs[static_cast<std::size_t>(input)].name);
-  return list;
-}
-
-/// Bytes of the gradients sent back over a boundary.
-double gradient_bytes(const Program& program, const graph::CutProgram& cut, int boundary) {
-  double bytes = 0;
-  for (const ValueId value : graph::crossing(cut, boundary)) {
-    const graph::ValueInfo& info = program.values[static_cast<std::size_t>(value)];
-    if (info.is_tensor() && graph::is_differentiable(info.tensor.element)) {
-      bytes += static_cast<double>(graph::bytes_of(program, value));
-    }
-  }
-  return bytes;
-}
-
-/// Reports on the stages of a cut model and on the values that cross each cut.
-void write_split_report(std::ostream& out, const Program& program, const graph::CutProgram& cut) {
-  out << printable_lines(graph::summary(program, cut));
-}
-
-void write_json_split_report(std::ostream& out, const std::string& file, const Program& program,
-                             const graph::CutProgram& cut) {
-  Json json = {{"file", printable(file)}, {"torch_version", program.torch_version}};
-  json["stages"] = Json::array();
-  const std::vector<graph::StageFigures> figures = graph::figures_of(program, cut);
-  for (std::size_t s = 0; s < figures.size(); ++s) {
-    const graph::StageGraph& stage = cut.stages[s];
-    json["stages"].push_back({{"nodes", figures[s].nodes},
-                              {"parameters", figures[s].parameters},
-                              {"parameter_bytes", figures[s].parameter_bytes},
-                              {"work", figures[s].work},
-                              {"bytes_in", figures[s].bytes_in},
-                              {"bytes_out", figures[s].bytes_out},
-                              {"receives", values_json(program, stage.receives)},
-                              {"sends", values_json(program, stage.sends)},
-                              {"loads", loads_json(program, stage.loads)}});
-  }
-  json["edges"] = Json::array();
-  for (const graph::CutEdge& edge : cut.edges) {
-    Json own = {{"from", edge.from}, {"to", edge.to}};
-    own.update(value_json(program, edge.value));
-    json["edges"].push_back(std::move(own));
-  }
-  json["ties"] = Json::array();
-  for (const graph::Tie& tie : cut.ties) {
-    json["ties"].push_back(
-        {{"parameter", program.inputs[static_cast<std::size_t>(tie.input)].name}, {"stages", tie.stages}});
-  }
-  out << json.dump(2) << '\n';
-}
-
-/// Costs for the simulator and the planner. Times are estimated operations; an I and a W each cost as much as the F.
-/// Memory is in bytes.
-Costs costs_of(const Program& program, const graph::CutProgram& cut, const OptimizerState& optimizer) {
-  Costs costs;
-  costs.memory_in_bytes = true;
-  costs.stages.clear();
-  for (const graph::StageFigures& figures : graph::figures_of(program, cut)) {
-    const auto stage = static_cast<int>(costs.stages.size());
-    StageCosts own;
-    own.forward = figures.work;
-    own.backward_input = figures.work;
-    own.backward_weight = figures.work;
-    own.backward = 2 * figures.work;
-    own.forward_bytes = static_cast<double>(figures.bytes_out);
-    own.backward_bytes = stage == 0 ? 0 : gradient_bytes(program, cut, stage - 1);
-    const TrainingBytes bytes = training_bytes(program, cut.stages[static_cast<std::size_t>(stage)], optimizer);
-    own.activation_memory = bytes.activations;
-    own.weight_gradient_memory = bytes.activations;
-    own.parameter_memory = bytes.parameters;
-    own.gradient_memory = bytes.gradients;
-    own.optimizer_memory = bytes.optimizer;
-    own.input_memory = bytes.inputs;
-    costs.stages.push_back(own);
-  }
-  return costs;
 }
 
 class SplitCommand : public Command {
@@ -142,7 +44,7 @@ class SplitCommand : public Command {
         ->add_option_function<std::vector<std::string>>(
             "--at",
             [this](const std::vector<std::string>& all) {
-              for (const std::string& one : all) cuts_.push_back(to_module_cut(one));
+              for (const std::string& one : all) cuts_.push_back(checked_module_cut(one));
             },
             "Cut before MODULE, or after it with :end; once per cut")
         ->type_name("MODULE[:end]")
@@ -171,7 +73,7 @@ class SplitCommand : public Command {
     const std::string format = output_.format();
     if (format != "none") {
       write_output(output_.path(), [&](std::ostream& out) {
-        if (format == "json") return write_json_split_report(out, input_.file(), program, cut);
+        if (format == "json") return void(out << split_json(input_.file(), program, cut).dump(2) << '\n');
         write_split_report(out, program, cut);
       });
     }

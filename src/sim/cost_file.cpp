@@ -366,6 +366,11 @@ class Reader {
   Faults problems_;
 };
 
+void add_stage_keys(Json& object, const StageCosts& stage) {
+  for (const StageKey& key : kStageKeys) object[std::string(key.name)] = stage.*key.field;
+  object[std::string(kRecompute)] = stage.recompute;
+}
+
 }  // namespace
 
 CostFile parse_cost_file(std::string_view text) {
@@ -380,13 +385,19 @@ Costs parse_costs(std::string_view text) {
       "--stage-costs writes their costs");
 }
 
-std::string costs_to_json(const Costs& costs) {
+std::string costs_to_json(const Costs& costs) { return cost_file_to_json({costs, {}}); }
+
+std::string cost_file_to_json(const CostFile& file) {
+  const Costs& costs = file.costs;
   Json root;
-  root["stages"] = Json::array();
-  for (const StageCosts& stage : costs.stages) {
-    Json& object = root["stages"].emplace_back();
-    for (const StageKey& key : kStageKeys) object[std::string(key.name)] = stage.*key.field;
-    object[std::string(kRecompute)] = stage.recompute;
+  if (file.layers.empty()) {
+    root["stages"] = Json::array();
+    for (const StageCosts& stage : costs.stages) add_stage_keys(root["stages"].emplace_back(), stage);
+  }
+  for (const Layer& layer : file.layers) {
+    Json& object = root["layers"].emplace_back();
+    if (!layer.name.empty()) object["name"] = layer.name;
+    add_stage_keys(object, layer.costs);
   }
   root["latency"] = costs.link.latency;
   if (costs.link.bandwidth > 0) root["bandwidth"] = costs.link.bandwidth;

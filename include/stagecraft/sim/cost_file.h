@@ -39,4 +39,7 @@ std::string example_costs_in_bytes();
 /// Writes the long form; `parse_costs` of the result gives the same costs.
 std::string costs_to_json(const Costs& costs);
 
+/// The same for costs by stage or by layer; `parse_cost_file` of the result gives the same file.
+std::string cost_file_to_json(const CostFile& file);
+
 }  // namespace stagecraft
