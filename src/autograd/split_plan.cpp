@@ -76,6 +76,7 @@ void SplitPlan::learn(std::span<const Edge> roots, std::span<const Edge> inputs,
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     const Node& node = **nodes[n];
     nodes_.push_back({&typeid(node), static_cast<Index>(targets_.size()), node.num_outputs(), node.num_inputs()});
+    is_indivisible_ |= node.name() == "CompiledFunctionBackward";
     for (const Edge& edge : node.next_edges()) targets_.push_back(number_of(edge));
   }
   for (const Edge& input : inputs) {
