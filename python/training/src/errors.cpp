@@ -25,9 +25,35 @@ std::string text_of(py::handle exception) {
   return words.empty() ? type : type + ": " + words;
 }
 
-/// The Python exception that a C++ exception carries; null if it carries none.
-py::object carried(const std::exception_ptr& pointer) {
-  if (!pointer) return {};
+py::object as_python(const std::exception_ptr& pointer);
+
+/// An exception of one of our classes. What is nested in a C++ error becomes its cause; if that is no Exception, such as
+/// KeyboardInterrupt, it takes the place of the error.
+template <typename Fill>
+py::object made(const char* type, const std::exception& error, const Fill& fill) {
+  const auto* nested = dynamic_cast<const std::nested_exception*>(&error);
+  py::object cause = nested == nullptr ? py::object() : as_python(nested->nested_ptr());
+  if (cause && PyObject_IsInstance(cause.ptr(), PyExc_Exception) == 0) return cause;
+  py::object exception = py::module_::import("stagecraft.torch._errors").attr(type)(error.what());
+  fill(exception);
+  if (cause) PyException_SetCause(exception.ptr(), cause.release().ptr());
+  return exception;
+}
+py::object made(const char* type, const std::exception& error) {
+  return made(type, error, [](const py::object&) {});
+}
+
+py::object made_transport_error(const TransportError& error) {
+  const bool timeout = dynamic_cast<const TimeoutError*>(&error) != nullptr;
+  const bool aborted = dynamic_cast<const AbortedError*>(&error) != nullptr;
+  return made(timeout   ? "TimeoutError"
+              : aborted ? "AbortedError"
+                        : "TransportError",
+              error, [&](const py::object& exception) { exception.attr("peer") = error.peer().value; });
+}
+
+/// The Python exception for a C++ exception; null if there is none. The most derived types come first.
+py::object as_python(const std::exception_ptr& pointer) {
   try {
     std::rethrow_exception(pointer);
   } catch (const PythonError& error) {
@@ -38,75 +64,50 @@ py::object carried(const std::exception_ptr& pointer) {
     error.restore();
     py::error_already_set fetched;
     return exception_of(fetched);
-  } catch (const std::exception& error) {
-    const auto* nested = dynamic_cast<const std::nested_exception*>(&error);
-    return nested == nullptr ? py::object() : carried(nested->nested_ptr());
+  } catch (const StepError& error) {
+    return made("StepError", error, [&](const py::object& exception) {
+      exception.attr("rank") = error.rank().value;
+      exception.attr("action") = error.action();
+    });
+  } catch (const ScheduleError& error) {
+    return made("ScheduleError", error, [&](const py::object& exception) {
+      exception.attr("rank") = error.rank().value;
+      exception.attr("step") = error.step();
+      exception.attr("action") = error.action();
+    });
+  } catch (const ParseError& error) {
+    return made("ParseError", error, [&](const py::object& exception) {
+      exception.attr("row") = error.row();
+      exception.attr("column") = error.column();
+    });
+  } catch (const ShapeError& error) {
+    return made("ShapeError", error,
+                [&](const py::object& exception) { exception.attr("stage") = error.stage().value; });
+  } catch (const TransportError& error) {
+    return made_transport_error(error);
+  } catch (const FileError& error) {
+    return made("FileError", error, [&](const py::object& exception) { exception.attr("path") = error.path(); });
+  } catch (const InvalidArgument& error) {
+    return made("InvalidArgument", error);
+  } catch (const InternalError& error) {
+    return made("InternalError", error);
+  } catch (const Error& error) {
+    return made("Error", error);
   } catch (...) {
     return {};
   }
 }
 
-py::object made(const char* type, const std::exception& error) {
-  return py::module_::import("stagecraft.torch._errors").attr(type)(error.what());
-}
-
-void raise(const py::object& exception, const std::exception& error) {
-  const auto* nested = dynamic_cast<const std::nested_exception*>(&error);
-  py::object cause = nested == nullptr ? py::object() : carried(nested->nested_ptr());
-  if (cause && PyObject_IsInstance(cause.ptr(), PyExc_Exception) == 0) {
-    PyErr_SetObject(py::type::of(cause).ptr(), cause.ptr());
-    return;
-  }
-  if (cause) PyException_SetCause(exception.ptr(), cause.release().ptr());
-  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
-}
-
-/// The most derived types come first.
 void translate(std::exception_ptr pointer) {
   if (!pointer) return;
+  PyErr_Clear();  // LibTorch's engine also leaves the error in this thread; what is called below must not see it
+  const py::object exception = as_python(pointer);
+  if (exception) {
+    PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+    return;
+  }
   try {
     std::rethrow_exception(pointer);
-  } catch (const PythonError& error) {
-    const py::object own = error.exception();
-    PyErr_SetObject(py::type::of(own).ptr(), own.ptr());
-  } catch (python_error& error) {
-    error.restore();
-  } catch (const StepError& error) {
-    const py::object exception = made("StepError", error);
-    exception.attr("rank") = error.rank().value;
-    exception.attr("action") = error.action();
-    raise(exception, error);
-  } catch (const ScheduleError& error) {
-    const py::object exception = made("ScheduleError", error);
-    exception.attr("rank") = error.rank().value;
-    exception.attr("step") = error.step();
-    exception.attr("action") = error.action();
-    raise(exception, error);
-  } catch (const ParseError& error) {
-    const py::object exception = made("ParseError", error);
-    exception.attr("row") = error.row();
-    exception.attr("column") = error.column();
-    raise(exception, error);
-  } catch (const ShapeError& error) {
-    const py::object exception = made("ShapeError", error);
-    exception.attr("stage") = error.stage().value;
-    raise(exception, error);
-  } catch (const TransportError& error) {
-    const bool timeout = dynamic_cast<const TimeoutError*>(&error) != nullptr;
-    const bool aborted = dynamic_cast<const AbortedError*>(&error) != nullptr;
-    const py::object exception = made(timeout ? "TimeoutError" : aborted ? "AbortedError" : "TransportError", error);
-    exception.attr("peer") = error.peer().value;
-    raise(exception, error);
-  } catch (const FileError& error) {
-    const py::object exception = made("FileError", error);
-    exception.attr("path") = error.path();
-    raise(exception, error);
-  } catch (const InvalidArgument& error) {
-    raise(made("InvalidArgument", error), error);
-  } catch (const InternalError& error) {
-    raise(made("InternalError", error), error);
-  } catch (const Error& error) {
-    raise(made("Error", error), error);
   } catch (const c10::Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
   }

@@ -25,6 +25,7 @@ class PythonError : public std::exception {
 template <typename Work>
 auto in_python(const Work& work) {
   const py::gil_scoped_acquire gil;
+  PyErr_Clear();  // that of a failed backward, which its C++ exception carries too
   try {
     return work();
   } catch (py::error_already_set& error) {
@@ -32,9 +33,9 @@ auto in_python(const Work& work) {
   }
 }
 
-/// Makes errors of C++ arrive as exceptions of the classes in stagecraft.torch._errors, with the same text. What Python
-/// code had raised inside a step is their __cause__; if that is no Exception, such as KeyboardInterrupt, it arrives
-/// itself.
+/// Makes errors of C++ arrive as exceptions of the classes in stagecraft.torch._errors, with the same text. The error
+/// of an action, such as what a module has raised, is the __cause__ of StepError; if that is no Exception, such as
+/// KeyboardInterrupt, it arrives itself.
 void register_errors();
 
 }  // namespace stagecraft::python

@@ -19,9 +19,9 @@ PYBIND11_MODULE(_runtime, module) {
   python::bind_pipeline(module);
   // The rank of each stage, for a schedule given as in the options of a pipeline.
   module.def("placement", [](const pybind11::tuple& schedule, int ranks, int stages_per_rank) {
-    const ScheduleChoice choice = python::choice_from(schedule);
+    const Placement placement = python::choice_from(schedule).placement(ranks, stages_per_rank);
     std::vector<int> ranks_of_stages;
-    for (const RankId rank : choice.placement(ranks, stages_per_rank).ranks_of_stages()) {
+    for (const RankId rank : placement.ranks_of_stages()) {
       ranks_of_stages.push_back(rank.value);
     }
     return ranks_of_stages;

@@ -12,8 +12,10 @@ from stagecraft.torch import _runtime
 
 
 def settings(ranks):
-    """(schedule, stages per rank, microbatches) of every known schedule."""
+    """(schedule, stages per rank, microbatches) of every known schedule that trains."""
     for name, least, most, usual in _runtime.known_schedules():
+        if name == "ForwardOnly":
+            continue
         for per_rank in {usual, min(most, max(least, 3))} if ranks == 2 else {usual}:
             for microbatches in (3, 4):
                 yield name, per_rank, microbatches

@@ -153,8 +153,8 @@ class Errors(unittest.TestCase):
                 time.sleep(3)
             try:
                 pipeline.step(inputs, target=target)
-            except sc.TimeoutError as error:
-                return error.peer
+            except sc.StepError as error:
+                return isinstance(error.__cause__, sc.TimeoutError) and error.__cause__.peer
             except sc.TransportError as error:
                 return str(error)
 

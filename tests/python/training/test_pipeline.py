@@ -44,7 +44,8 @@ class Pipelines(unittest.TestCase):
             losses = [make(schedule, microbatches=0).step(inputs, target=target).loss for schedule in (rows, file.name, {0: rows[0]})]
         self.assertEqual(len(set(losses)), 1)
         self.assertEqual(make(rows, microbatches=0).microbatches, 2)
-        self.assertEqual([cell for cell in make(rows, microbatches=0).schedule_rows[0] if cell][:8], rows[0])
+        lowered = make(rows, microbatches=0).schedule_rows[0]
+        self.assertEqual([cell for cell in lowered if cell in rows[0]], rows[0])
 
     def test_auto(self):
         pipeline = make("auto", microbatches=4, automatic=sc.Automatic(profile_steps=1, time_budget=0.2))
@@ -163,8 +164,8 @@ class Pipelines(unittest.TestCase):
     def test_shapes(self):
         shapes = make().infer_shapes(torch.empty(8, 16))
         self.assertEqual(shapes[0], (0, 0, [([2, 16], torch.float32)]))
-        stages = [sc.Stage(models.block(0), 0, outputs=[((-1, 16), torch.float32)]), sc.Stage(models.block(1), 1, inputs=[((-1, 4), torch.float32)])]
-        with self.assertRaises(sc.InvalidArgument):  # the ranks' statements do not fit
+        stages = [sc.Stage(models.block(0), 0, outputs=[((2, 16), torch.float32)]), sc.Stage(models.block(1), 1, inputs=[((2, 4), torch.float32)])]
+        with self.assertRaisesRegex(sc.InvalidArgument, "stage 1 on rank 0 takes"):
             sc.Pipeline(stages, schedule="Interleaved1F1B", microbatches=2, loss=models.mean_loss)
 
     def test_forwards_alone(self):

@@ -149,12 +149,12 @@ def sub_groups(rank, ranks):
     return loss
 
 
-def until_killed(rank, ranks, folder):
+def until_killed(rank, ranks, place):
     """Steps until a rank is lost; says which one, and how long that took."""
     world = sc.World(timeout=20)
     pipeline = one_stage(world, microbatches=4, loss=models.mean_loss)
     inputs, target = models.batch()
-    open(os.path.join(folder, f"ready-{rank}"), "w").write(str(os.getpid()))
+    open(os.path.join(place, f"ready-{rank}"), "w").write(str(os.getpid()))
     begin = time.monotonic()
     try:
         while time.monotonic() - begin < 60:
@@ -178,7 +178,7 @@ def one_leaves(rank, ranks):
         return error.peer
 
 
-def interrupted(rank, ranks, folder):
+def interrupted(rank, ranks, place):
     """Rank 1 computes; rank 0, which waits for it, gets SIGINT."""
 
     class Slow(nn.Module):
@@ -194,7 +194,7 @@ def interrupted(rank, ranks, folder):
     world = sc.World(timeout=30)
     pipeline = sc.Pipeline([sc.Stage(Slow(), rank)], world=world, microbatches=4, loss=models.mean_loss)
     inputs, target = models.batch()
-    open(os.path.join(folder, f"ready-{rank}"), "w").write(str(os.getpid()))
+    open(os.path.join(place, f"ready-{rank}"), "w").write(str(os.getpid()))
     outcome = None
     try:
         for _ in range(40):
@@ -231,7 +231,7 @@ class ProcessGroups(unittest.TestCase):
 
     def test_a_killed_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = processes.start("test_process_groups:until_killed", 3, folder, folder=folder)
+            ranks = processes.start("test_process_groups:until_killed", 3, folder, place=folder)
             try:
                 wait_for_files(folder, 3)
                 time.sleep(1)
@@ -246,7 +246,7 @@ class ProcessGroups(unittest.TestCase):
 
     def test_ctrl_c_while_waiting(self):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = processes.start("test_process_groups:interrupted", 2, folder, folder=folder)
+            ranks = processes.start("test_process_groups:interrupted", 2, folder, place=folder)
             try:
                 wait_for_files(folder, 2)
                 time.sleep(1)
