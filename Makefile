@@ -158,11 +158,12 @@ wheel-schedule: packages build/python/tools/.ready
 	@ls -l build/wheels/stagecraft-[0-9]*.whl | awk '{print "wheel: " $$NF ", " $$5 " bytes"}'
 
 # The wheel alone in an empty environment: no torch, no numpy, nothing that could compile.
-test-python: wheel-schedule  ## Build the Python wheels, install them into an empty environment and test what is there
+test-python: setup wheel-schedule  ## The schedule wheel in an empty environment, then stagecraft.torch: build and test
 	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
 	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
+	@cmake --build --preset release -j $(JOBS) --target stagecraft_python && ctest --preset python -j $(JOBS)
 
 clean:  ## Remove what was built (setup stays)
 	rm -rf build

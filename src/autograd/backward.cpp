@@ -142,6 +142,15 @@ std::vector<at::Tensor> Backward::input_part(const std::vector<at::Tensor>& grad
   for (const at::Tensor& input : inputs_) inputs.push_back(edge_of(input));
   SplitPlan::Nodes nodes;
   if (!plan.match(roots_, inputs, nodes)) plan.learn(roots_, inputs, nodes);
+  if (plan.is_indivisible()) {
+    TORCH_WARN_ONCE(
+        "a stage with a part that torch.compile has compiled, or that a reentrant torch.utils.checkpoint computes again, "
+        "has no gradients of inputs without those of weights: its whole backward runs in the place of I");
+    nodes.clear();
+    std::vector<at::Tensor> of_inputs = full(gradients);
+    state_ = State::kSplit;
+    return of_inputs;
+  }
 
   edge_list roots;
   variable_list arriving;

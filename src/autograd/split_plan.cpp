@@ -76,6 +76,8 @@ void SplitPlan::learn(std::span<const Edge> roots, std::span<const Edge> inputs,
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     const Node& node = **nodes[n];
     nodes_.push_back({&typeid(node), static_cast<Index>(targets_.size()), node.num_outputs(), node.num_inputs()});
+    const std::string name = node.name();
+    is_indivisible_ |= name == "CompiledFunctionBackward" || name == "CheckpointFunctionBackward";
     for (const Edge& edge : node.next_edges()) targets_.push_back(number_of(edge));
   }
   for (const Edge& input : inputs) {

@@ -54,6 +54,9 @@ class SplitPlan {
   [[nodiscard]] bool reaches_any_input() const;
   /// Whether a root lies on a path to an input.
   [[nodiscard]] bool on_path(std::size_t root) const { return root_on_path_[root]; }
+  /// Whether the graph has a node that must run only once, with all its results: the backward of what torch.compile has
+  /// compiled, and of a reentrant torch.utils.checkpoint.
+  [[nodiscard]] bool is_indivisible() const { return is_indivisible_; }
   /// Whether a root leads to weights but to no input.
   [[nodiscard]] bool only_weights(std::size_t root) const { return root_only_weights_[root]; }
 
@@ -78,6 +81,7 @@ class SplitPlan {
   std::vector<bool> root_only_weights_;
   std::vector<Arrival> arrivals_;
   std::vector<Cut> cuts_;
+  bool is_indivisible_ = false;
 };
 
 }  // namespace stagecraft

@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <exception>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
@@ -124,7 +125,7 @@ void Executor::run_instructions() {
     } catch (const c10::Error& error) {
       fail(with_remedy(error.what_without_backtrace()));
     } catch (const std::exception& error) {
-      fail(error.what());
+      fail(with_remedy(error.what()));
     } catch (...) {
       fail(kUnknownException);
     }
@@ -258,7 +259,8 @@ void Executor::fail(const std::string& why) const {
                .first_rank = std::max(0, rank - 2),
                .end_rank = rank + 3,
                .mark = TableMark{world_.rank(), step}});
-  throw StepError(text.str(), world_.rank(), to_text(action));
+  // Nested in it is what was thrown first: a binding shows it with its own traceback.
+  std::throw_with_nested(StepError(text.str(), world_.rank(), to_text(action)));
 }
 
 }  // namespace stagecraft

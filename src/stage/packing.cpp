@@ -40,6 +40,11 @@ class Writer {
       put(item);
     }
   }
+  void operator()(const OpaquePtr& opaque) {
+    throw InvalidArgument(opaque->kind() +
+                          " cannot be sent to another rank: let stages return tensors, numbers, text, none, and lists "
+                          "and dicts of them");
+  }
 
  private:
   template <typename Raw>

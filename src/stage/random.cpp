@@ -44,6 +44,7 @@ namespace {
 constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local RandomScope* innermost = nullptr;
+thread_local const char* forbidden = nullptr;  // why nothing may be drawn
 
 // Stage 3, the layer at position 3 and a layer called "3" have streams of their own.
 constexpr std::uint64_t kStages = 1;
@@ -101,7 +102,13 @@ class RestoredState {
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
   RandomScope::Streams* streams = RandomScope::current();
-  if (streams == nullptr) return op.redispatchBoxed(beyond, stack);
+  if (streams == nullptr) {
+    const auto argument = generator_argument(op);
+    const bool has_own =
+        argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
+    if (forbidden != nullptr && !has_own) throw InvalidArgument(forbidden);
+    return op.redispatchBoxed(beyond, stack);
+  }
   const c10::Device device = device_of(op, *stack);
   if (device.is_meta()) return op.redispatchBoxed(beyond, stack);  // nothing is drawn there
   if (const auto argument = generator_argument(op)) {
@@ -224,6 +231,21 @@ RandomLayer::RandomLayer(std::string_view name) : scope_(innermost) {
 
 RandomLayer::~RandomLayer() {
   if (scope_ != nullptr) scope_->layer_ = before_;
+}
+
+GlobalRandom::GlobalRandom() : was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+  c10::impl::tls_set_dispatch_key_included(kMode, false);
+}
+GlobalRandom::~GlobalRandom() { c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_); }
+
+NoRandom::NoRandom(const char* why)
+    : before_(std::exchange(forbidden, why)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+  install_once();
+  c10::impl::tls_set_dispatch_key_included(kMode, true);
+}
+NoRandom::~NoRandom() {
+  forbidden = before_;
+  c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
 }
 
 }  // namespace stagecraft

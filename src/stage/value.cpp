@@ -48,6 +48,7 @@ std::string Value::kind() const {
     std::string operator()(const std::string&) const { return "text"; }
     std::string operator()(const ValueList& list) const { return "a list of " + std::to_string(list.size()); }
     std::string operator()(const ValueDict& dict) const { return "a dict of " + std::to_string(dict.size()); }
+    std::string operator()(const OpaquePtr& opaque) const { return opaque->kind(); }
   };
   return std::visit(Name(), held_);
 }

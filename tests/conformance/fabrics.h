@@ -8,7 +8,9 @@
 #include <thread>
 
 #include "conformance/delaying_channel.h"
+#include "conformance/loopback_group.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/c10d.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/message_group.h"
 #include "support/message_of.h"
@@ -45,6 +47,18 @@ inline void run_delaying(int ranks, const std::function<void(Transport&)>& progr
   for (std::thread& thread : threads) thread.join();
 }
 
+inline void run_c10d(int ranks, const std::function<void(Transport&)>& program) {
+  const auto loopback = std::make_shared<Loopback>(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      const C10dConnection connection(c10::make_intrusive<LoopbackGroup>(loopback, r, ranks), {});
+      program(*connection.transport());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 inline void run_mpi(int ranks, const std::function<void(Transport&)>& program) {
   ASSERT_EQ(ranks, processes());
   program(*MpiEnvironment::transport());
@@ -59,7 +73,7 @@ inline void PrintTo(const Fabric& fabric, std::ostream* out) { *out << fabric.na
 
 inline std::vector<Fabric> fabrics() {
   if (processes() > 0) return {{"Mpi", run_mpi}};
-  return {{"Local", run_local}, {"Delaying", run_delaying}};
+  return {{"Local", run_local}, {"Delaying", run_delaying}, {"C10d", run_c10d}};
 }
 
 /// The transports that can have this number of ranks in this run.

@@ -82,4 +82,31 @@ class RandomLayer {
   std::uint64_t before_ = 0;
 };
 
+/// While it lives, random operations of this thread draw from the global generators, also within a RandomScope: for
+/// modules that save and restore the state of the global generators themselves.
+class GlobalRandom {
+ public:
+  GlobalRandom();
+  ~GlobalRandom();
+  GlobalRandom(const GlobalRandom&) = delete;
+  GlobalRandom& operator=(const GlobalRandom&) = delete;
+
+ private:
+  bool was_redirected_;
+};
+
+/// While it lives, random operations of this thread without a generator of their own throw InvalidArgument with the
+/// text `why`, which must outlive it. Not within a RandomScope.
+class NoRandom {
+ public:
+  explicit NoRandom(const char* why);
+  ~NoRandom();
+  NoRandom(const NoRandom&) = delete;
+  NoRandom& operator=(const NoRandom&) = delete;
+
+ private:
+  const char* before_;
+  bool was_redirected_;
+};
+
 }  // namespace stagecraft

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,7 +18,20 @@ using ValueList = std::vector<Value>;
 /// Entries in the order given.
 using ValueDict = std::vector<std::pair<std::string, Value>>;
 
-/// A tree of tensors and scalars, or none. Copies share tensors.
+/// Something that only the user's side knows, such as an object of another language. It is given to every microbatch as
+/// it is, and cannot be sent to another rank. Copies of a Value share it; the last one destroys it, in any thread.
+class Opaque {
+ public:
+  Opaque() = default;
+  virtual ~Opaque() = default;
+  Opaque(const Opaque&) = delete;
+  Opaque& operator=(const Opaque&) = delete;
+  /// For errors: "a Python object of type 'Config'".
+  [[nodiscard]] virtual std::string kind() const = 0;
+};
+using OpaquePtr = std::shared_ptr<const Opaque>;
+
+/// A tree of tensors, scalars and opaque objects, or none. Copies share tensors.
 class Value {
  public:
   /// Nothing: an optional argument that was not given.
@@ -31,6 +45,7 @@ class Value {
   Value(const char* text) : held_(std::string(text)) {}   // NOLINT(google-explicit-constructor)
   Value(ValueList list) : held_(std::move(list)) {}       // NOLINT(google-explicit-constructor)
   Value(ValueDict dict) : held_(std::move(dict)) {}       // NOLINT(google-explicit-constructor)
+  explicit Value(OpaquePtr opaque) : held_(std::move(opaque)) {}
 
   [[nodiscard]] bool is_none() const { return std::holds_alternative<std::monostate>(held_); }
   [[nodiscard]] bool is_tensor() const { return std::holds_alternative<at::Tensor>(held_); }
@@ -87,7 +102,8 @@ class Value {
   [[nodiscard]] std::size_t count_tensors() const;
 
   /// The held alternative, for code that handles every kind.
-  using Held = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, ValueList, ValueDict>;
+  using Held =
+      std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, ValueList, ValueDict, OpaquePtr>;
   [[nodiscard]] const Held& held() const { return held_; }
 
  private:

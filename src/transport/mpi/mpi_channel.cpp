@@ -134,40 +134,12 @@ void MpiChannel::dispatch(RankId to, const Notice& notice) {
   dispatch(to, std::move(envelope), {});
 }
 
-/// A message of dense tensors without a header is described once: later ones that look like it get its number.
-void MpiChannel::find_description(RankId to, Envelope& envelope, Message& message, std::vector<SparseForm> sparse) {
-  if (message.form && message.form->size() > kFormBytes && envelope.header.empty()) {
-    envelope.header = *message.form;
-    envelope.header_is_form = true;
-    message.form = nullptr;
-  }
-  envelope.may_repeat = !envelope.notice && envelope.header.empty() && sparse.empty();
-  const Descriptions& earlier = described_[to.index()];
-  if (const auto number = envelope.may_repeat ? earlier.find(message.form, message.tensors) : std::nullopt) {
-    envelope.number = *number;
-    envelope.describes = false;
-    envelope.description = earlier.at(*number);
-    return;
-  }
-  envelope.description = std::make_shared<const Description>(
-      describe(std::move(message.form), message.tensors, std::move(sparse), envelope.header.size()));
-}
-
-/// Called for every message in the order in which envelopes arrive.
-void MpiChannel::look_up_description(RankId from, Envelope& envelope) {
-  if (envelope.number == Envelope::kNowhere) return;
-  Descriptions& earlier = known_[from.index()];
-  if (envelope.describes) return earlier.set(envelope.number, envelope.description);
-  envelope.description = earlier.at(envelope.number);
-  if (!envelope.description) throw InternalError("an envelope between ranks has a number that none had before");
-}
-
 void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
   std::vector<SparseForm> sparse = take_apart(message.tensors);
   for (at::Tensor& tensor : message.tensors) {
     if (tensor.defined()) tensor = as_memory(tensor);
   }
-  find_description(to, envelope, message, std::move(sparse));
+  find_description(described_[to.index()], envelope, message, std::move(sparse));
   Outgoing prepared;
   prepared.to = to;
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
@@ -253,7 +225,7 @@ MpiChannel::Arrivals::iterator MpiChannel::find(RankId from, const Tag& tag) {
 
 void MpiChannel::arrive(RankId from, Envelope envelope) {
   if (envelope.notice && envelope.header_blob == 0) return hear(from, envelope);
-  look_up_description(from, envelope);
+  look_up_description(known_[from.index()], envelope);
   const Key key{from, envelope.tag};
   const auto arrival = arrivals_.emplace(key, Incoming());
   Incoming& incoming = arrival->second;
@@ -438,30 +410,12 @@ std::optional<Message> MpiChannel::take(RankId from, const Tag& tag) {
   if (!here->second.is_complete) return std::nullopt;
   Incoming incoming = std::move(here->second);
   arrivals_.erase(here);
-  return handed_over(std::move(incoming));
+  return to_message(std::move(incoming.envelope), std::move(incoming.tensors), device_);
 }
 
 bool MpiChannel::is_coming(RankId from, const Tag& tag) {
   const std::lock_guard lock(mutex_);
   return find(from, tag) != arrivals_.end();
-}
-
-Message MpiChannel::handed_over(Incoming incoming) const {
-  const Description& description = *incoming.envelope.description;
-  Message message{std::move(incoming.tensors), std::move(incoming.envelope.header), description.form};
-  if (incoming.envelope.header_is_form) {
-    message.form = std::make_shared<const std::string>(std::exchange(message.header, {}));
-  }
-  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
-    at::Tensor& tensor = message.tensors[i];
-    if (!tensor.defined()) continue;
-    if (device_ && tensor.device() != *device_ && !tensor.is_meta()) {
-      tensor = tensor.to(*device_, /*non_blocking=*/true);
-    }
-    if (description.tensors[i].wants_gradient) tensor.set_requires_grad(true);
-  }
-  put_together(message.tensors, description.sparse);
-  return message;
 }
 
 }  // namespace stagecraft::mpi

@@ -14,11 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "envelope.h"
 #include "recycled_memory.h"
 #include "stagecraft/transport/channel.h"
+#include "wire/parcel.h"
 
 namespace stagecraft::mpi {
+
+using namespace wire;
 
 /// A process's end of an MPI world. Every MPI call after set-up is made here, under one lock: by the rank's thread when
 /// it sends or waits, and by a helper thread now and then, so that messages move on while the rank computes.
@@ -103,8 +105,6 @@ class MpiChannel : public Channel {
   void receive_envelope(Slot& slot);
   void dispatch(RankId to, Envelope envelope, Message message);
   void dispatch(RankId to, const Notice& notice);
-  void find_description(RankId to, Envelope& envelope, Message& message, std::vector<SparseForm> sparse);
-  void look_up_description(RankId from, Envelope& envelope);
   void start_sending(Outgoing& outgoing);
   void start_receiving(Arrivals::iterator arrival);
   void try_receiving(Arrivals::iterator arrival);
@@ -122,7 +122,6 @@ class MpiChannel : public Channel {
   void progress_envelopes();
   void arrive(RankId from, Envelope envelope);
   void hear(RankId from, const Envelope& envelope);
-  [[nodiscard]] Message handed_over(Incoming incoming) const;
   Arrivals::iterator find(RankId from, const Tag& tag);
   [[nodiscard]] bool is_left_over(const Envelope& envelope) const;
   [[nodiscard]] int mpi_tag_of(std::uint64_t sequence) const;

@@ -2,10 +2,12 @@
 
 #include <exception>
 
-#include "envelope.h"
 #include "stagecraft/core/error.h"
+#include "wire/envelope.h"
 
 namespace stagecraft::mpi {
+
+using namespace wire;
 
 /// Thrown when this rank has no room for a message that another has sent; its `peer` is the sender.
 class OutOfMemory : public TransportError {

@@ -7,7 +7,7 @@
 
 #include "stagecraft/core/error.h"
 
-namespace stagecraft::mpi {
+namespace stagecraft::wire {
 namespace {
 
 template <typename T>
@@ -216,4 +216,4 @@ Envelope decode(std::span<const char> bytes) {
   return envelope;
 }
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

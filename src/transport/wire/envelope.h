@@ -11,9 +11,9 @@
 #include "description.h"
 #include "stagecraft/transport/channel.h"
 
-/// The first part of every message and notice between processes: describes it, and holds its small tensors. Larger
-/// parts ("blobs") follow as MPI messages of their own, straight from and into the memory of tensors.
-namespace stagecraft::mpi {
+/// The first part of every message and notice between processes, over MPI and c10d: describes it, and holds its small
+/// tensors. Larger parts ("blobs") follow as messages of their own, straight from and into the memory of tensors.
+namespace stagecraft::wire {
 
 struct Envelope {
   std::optional<Notice::Kind> notice;  ///< Set for a notice, whose text is the header; none for a message.
@@ -55,4 +55,4 @@ std::string encode(Envelope& envelope, const std::vector<at::Tensor>& tensors);
 /// Throws InternalError when `bytes` end too early.
 Envelope decode(std::span<const char> bytes);
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

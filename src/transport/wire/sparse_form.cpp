@@ -4,7 +4,7 @@
 
 #include "tensor_kinds.h"
 
-namespace stagecraft::mpi {
+namespace stagecraft::wire {
 
 std::vector<SparseForm> take_apart(std::vector<at::Tensor>& tensors) {
   std::vector<SparseForm> forms;
@@ -42,4 +42,4 @@ void put_together(std::vector<at::Tensor>& tensors, const std::vector<SparseForm
   tensors.resize(count);
 }
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

@@ -12,7 +12,7 @@
 
 /// What a message holds, apart from the numbers in its tensors. One rank describes it to another once; as long as
 /// messages look the same, an envelope only has the number of their description.
-namespace stagecraft::mpi {
+namespace stagecraft::wire {
 
 struct TensorForm {
   bool is_defined = false;
@@ -60,4 +60,4 @@ class Descriptions {
   std::uint16_t next_ = 0;
 };
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace stagecraft::mpi {
+namespace stagecraft::wire {
 
 TensorForm TensorForm::of(const at::Tensor& tensor) {
   TensorForm form;
@@ -56,4 +56,4 @@ void Descriptions::set(std::uint16_t number, DescriptionPtr description) {
 
 DescriptionPtr Descriptions::at(std::uint16_t number) const { return number < kept_.size() ? kept_[number] : nullptr; }
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

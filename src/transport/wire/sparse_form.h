@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-/// Sends a sparse tensor as the dense tensors that it consists of, because MPI moves plain memory.
-namespace stagecraft::mpi {
+/// Sends a sparse tensor as the dense tensors that it consists of, because transports move plain memory.
+namespace stagecraft::wire {
 
 struct SparseForm {
   std::uint32_t place = 0;  ///< Index among the tensors of the message.
@@ -21,4 +21,4 @@ std::vector<SparseForm> take_apart(std::vector<at::Tensor>& tensors);
 /// Reverses `take_apart`.
 void put_together(std::vector<at::Tensor>& tensors, const std::vector<SparseForm>& forms);
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

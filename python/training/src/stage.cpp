@@ -1,0 +1,117 @@
+#include "stage.h"
+
+#include <optional>
+
+#include "errors.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/stage/random.h"
+
+namespace stagecraft::python {
+namespace {
+
+NamedTensors named_tensors(const py::handle& pairs) {
+  NamedTensors tensors;
+  for (const py::handle pair : pairs) {
+    tensors.emplace_back(py::cast<std::string>(pair[py::int_(0)]), py::cast<at::Tensor>(pair[py::int_(1)]));
+  }
+  return tensors;
+}
+
+std::vector<TensorSpec> specs_from(const py::handle& list) {
+  std::vector<TensorSpec> specs;
+  for (const py::handle one : list) {
+    specs.push_back({py::cast<std::vector<std::int64_t>>(one[py::int_(0)]),
+                     py::cast<at::ScalarType>(one[py::int_(1)])});
+  }
+  return specs;
+}
+
+py::object called(py::handle function, const StageCall& call) {
+  const py::tuple arguments = to_arguments(call.arguments);
+  PyObject* const result =
+      call.keywords.empty()
+          ? PyObject_Call(function.ptr(), arguments.ptr(), nullptr)
+          : PyObject_Call(function.ptr(), arguments.ptr(), to_keywords(call.keywords).ptr());
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+/// `find` returns what is called. It is looked up anew each time, because a user may replace a stage's module.
+template <typename Find>
+StageForward forward_of(const Find& find, const std::shared_ptr<StageSettings>& settings, int index) {
+  return [find, settings, index](const StageCall& call) {
+    std::optional<GlobalRandom> random;
+    if (settings->global_random) random.emplace();
+    return in_python([&] { return from_output(called(find(), call), settings->is_last, index); });
+  };
+}
+
+std::function<std::vector<StageLayer>()> layers_from(const py::object& list,
+                                                     const std::shared_ptr<StageSettings>& settings, int index,
+                                                     py::list& keep) {
+  if (list.is_none()) return {};
+  std::vector<StageLayer> layers;
+  for (const py::handle one : list) {
+    const Borrowed layer(py::reinterpret_borrow<py::object>(one[py::int_(1)]), keep);
+    layers.push_back({py::cast<std::string>(one[py::int_(0)]),
+                      forward_of([layer] { return layer.get(); }, settings, index)});
+  }
+  return [layers] { return layers; };
+}
+
+std::function<void()> as_function(py::object function) {
+  return [function = Owned(std::move(function))] { in_python([&] { function.get()(); }); };
+}
+
+}  // namespace
+
+Recompute recompute_from(const py::object& object, py::list& keep) {
+  if (object.is_none()) return {};
+  const auto kind = py::cast<std::string>(object[py::int_(0)]);
+  if (kind == "stage") return Recompute::stage();
+  if (kind == "every") return Recompute::every(py::cast<std::int64_t>(object[py::int_(1)]));
+  const Borrowed chosen(object[py::int_(1)], keep);
+  return Recompute::where([chosen](const std::string& name) {
+    return in_python([&] { return py::cast<bool>(chosen.get()(name)); });
+  });
+}
+
+PythonStage make_stage(const py::dict& spec, py::list& keep) {
+  auto settings = std::make_shared<StageSettings>();
+  const int index = py::cast<int>(spec["index"]);
+  StageOptions options;
+  options.full_backward = py::cast<bool>(spec["full_backward"]);
+  options.copy_inputs = py::cast<bool>(spec["copy_inputs"]);
+  options.inputs = specs_from(spec["inputs"]);
+  options.outputs = specs_from(spec["outputs"]);
+  options.not_saved = py::cast<std::vector<std::string>>(spec["not_saved"]);
+  options.other_names = py::cast<std::vector<std::pair<std::string, std::string>>>(spec["other_names"]);
+  options.origin = py::cast<std::string>(spec["origin"]);
+  if (!spec["recompute"].is_none()) options.recompute = recompute_from(spec["recompute"], keep);
+  options.layers = layers_from(spec["layers"], settings, index, keep);
+  if (!spec["auxiliary_loss"].is_none()) {
+    options.auxiliary_loss = [loss = Borrowed(spec["auxiliary_loss"], keep)](const Value& output) {
+      return in_python([&] { return py::cast<at::Tensor>(loss.get()(to_python(output))); });
+    };
+  }
+  if (!spec["deferred_weights"].is_none()) {
+    options.deferred_weights = [defer = Borrowed(spec["deferred_weights"], keep)]() -> std::function<void()> {
+      return in_python([&] { return as_function(defer.get()()); });
+    };
+  }
+
+  const Borrowed owner(spec["owner"], keep);
+  const Borrowed attribute(spec["attribute"], keep);
+  const auto module = [owner, attribute] { return py::getattr(owner.get(), attribute.get()); };
+  Stage::EnterEvaluation enter_evaluation;
+  if (!spec["enter_evaluation"].is_none()) {
+    enter_evaluation = [enter = Borrowed(spec["enter_evaluation"], keep)]() -> std::function<void()> {
+      return in_python([&] { return as_function(enter.get()()); });
+    };
+  }
+  return {Stage(index, forward_of(module, settings, index), named_tensors(spec["parameters"]),
+                named_tensors(spec["buffers"]), std::move(enter_evaluation), std::move(options)),
+          settings};
+}
+
+}  // namespace stagecraft::python

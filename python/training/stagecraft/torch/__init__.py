@@ -1,0 +1,81 @@
+"""Pipeline-parallel training of ``torch.nn.Module`` stages, run by Stagecraft's C++ runtime.
+
+    import torch, stagecraft.torch as sc
+
+    def train(world):
+        stages = sc.split(model, world, schedule="1F1B")
+        pipeline = sc.Pipeline(stages, world=world, schedule="1F1B", microbatches=8, loss=loss)
+        optimizer = torch.optim.AdamW(pipeline.parameters())
+        for batch in data:
+            result = pipeline.step(batch.inputs, target=batch.targets)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    sc.run_ranks(train, ranks=2)                 # ranks as threads of this process, or
+    train(sc.World(torch.distributed.group.WORLD))  # one rank per process, under torchrun
+"""
+
+import torch as _torch
+
+
+def _check_torch() -> None:
+    from stagecraft.torch import _built
+
+    built, here = _built.torch_version, _torch.__version__.split("+")[0]
+    if built != here:
+        raise ImportError(
+            f"stagecraft-torch was built for torch {built}, but torch {here} is installed: "
+            f"install torch=={built}, or build stagecraft-torch again with this one "
+            f"(pip install --no-build-isolation --force-reinstall stagecraft-torch)"
+        )
+
+
+_check_torch()
+
+from stagecraft.torch._errors import (  # noqa: E402
+    AbortedError,
+    Error,
+    FileError,
+    InternalError,
+    InvalidArgument,
+    ParseError,
+    ScheduleError,
+    ShapeError,
+    StepError,
+    TimeoutError,
+    TransportError,
+)
+from stagecraft.torch._options import Automatic, Edge, LossScaling, Precision, Recompute, Split, Tie  # noqa: E402
+from stagecraft.torch._pipeline import Pipeline, Span, StepResult  # noqa: E402
+from stagecraft.torch._split import split  # noqa: E402
+from stagecraft.torch._stage import Stage  # noqa: E402
+from stagecraft.torch._worlds import World, current_world, run_ranks  # noqa: E402
+
+__all__ = [
+    "AbortedError",
+    "Automatic",
+    "Edge",
+    "Error",
+    "FileError",
+    "InternalError",
+    "InvalidArgument",
+    "LossScaling",
+    "ParseError",
+    "Pipeline",
+    "Precision",
+    "Recompute",
+    "ScheduleError",
+    "ShapeError",
+    "Span",
+    "Split",
+    "Stage",
+    "StepError",
+    "StepResult",
+    "Tie",
+    "TimeoutError",
+    "TransportError",
+    "World",
+    "current_world",
+    "run_ranks",
+    "split",
+]

@@ -1,0 +1,168 @@
+"""Worlds: the ranks that run a pipeline together."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import Any, Callable, Sequence
+
+import torch
+
+from stagecraft.torch import _runtime
+from stagecraft.torch._errors import InvalidArgument
+
+# The other ranks learn that this one has ended, and is not lost, while its process can still tell them.
+atexit.register(_runtime.close_all_worlds)
+
+_here = threading.local()  # the world of the rank that this thread runs
+
+
+class World:
+    """One rank's view of its pipeline, and of the other replicas of that pipeline.
+
+    `World(group)` is a world of the ranks of a torch.distributed process group (None: the default group), `World(mesh)` or
+    `World(mesh["pp"])` of a dimension of a device mesh; all ranks of the group make it. Its messages do not disturb the group's own
+    send, recv and collectives. `run_ranks` makes worlds of threads. Rank p of replica r is rank p * replicas + r of the group.
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        replicas: int = 1,
+        timeout: float = 300.0,
+        device: torch.device | str | None = None,
+        _box: Any = None,
+    ):
+        if _box is None:
+            _box = _runtime.process_group_world(_process_group(group), replicas, timeout, torch.device(device or "cpu"))
+        self._box = _box
+
+    @staticmethod
+    def alone(device: torch.device | str = "cpu", timeout: float = 300.0) -> "World":
+        """A world of one rank, in the calling thread."""
+        return World(_box=_runtime.local_world(torch.device(device), timeout))
+
+    @property
+    def rank(self) -> int:
+        """This rank in the pipeline."""
+        return self._box.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the pipeline."""
+        return self._box.size
+
+    @property
+    def replica(self) -> int:
+        return self._box.replica
+
+    @property
+    def replicas(self) -> int:
+        return self._box.replicas
+
+    @property
+    def world_rank(self) -> int:
+        """This rank among the ranks of all replicas."""
+        return self._box.world_rank
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank + 1 == self.size
+
+    @property
+    def timeout(self) -> float:
+        """The longest that a rank waits for another, in seconds."""
+        return self._box.timeout
+
+    @property
+    def device(self) -> torch.device:
+        return self._box.device
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it; raises if one of them fails or is lost."""
+        self._box.barrier()
+
+    def share_of(self, batch: torch.Tensor) -> torch.Tensor:
+        """This replica's rows of a batch."""
+        return self._box.share_of(batch)
+
+    def close(self) -> None:
+        """Ends the pipelines of this world, and tells the other ranks. Also done when the object goes, and at exit."""
+        self._box.close()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._box.is_open:
+            return "<World, ended>"
+        replicas = f", replica {self.replica} of {self.replicas}" if self.replicas > 1 else ""
+        return f"<World, rank {self.rank} of {self.size}{replicas}>"
+
+
+def current_world() -> World | None:
+    """The world of the rank that this thread runs in `run_ranks`; None outside."""
+    return getattr(_here, "world", None)
+
+
+def run_ranks(
+    program: Callable[[World], Any],
+    ranks: int = 2,
+    *,
+    replicas: int = 1,
+    threads_per_rank: int = 0,
+    timeout: float = 300.0,
+    device: Any = None,
+) -> list:
+    """Runs `program(world)` once per rank of every replica, each in a thread, and returns their results by rank.
+
+    The first failure of a rank ends the waits of the others, and is raised when all have ended. `device`: one for all ranks, or one for each.
+    `threads_per_rank`: threads inside one operation; 0: the cores divided by the ranks.
+    """
+
+    def run(box: Any) -> Any:
+        _here.world = World(_box=box)
+        try:
+            return program(_here.world)
+        finally:
+            del _here.world
+
+    if device is None:
+        devices = []
+    elif isinstance(device, Sequence) and not isinstance(device, str):
+        devices = [torch.device(one) for one in device]
+    else:
+        devices = [torch.device(device)]
+    return _runtime.run_ranks(run, ranks, replicas, threads_per_rank, timeout, devices)
+
+
+def as_world(given: Any, device: torch.device | str = "cpu") -> World:
+    """A world from what a user gives: a World, a process group, a device mesh, or None for the current rank or a single one."""
+    if isinstance(given, World):
+        return given
+    if given is None:
+        return current_world() or World.alone(device)
+    return World(given)
+
+
+def _process_group(group: Any) -> Any:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidArgument("there is no process group: call torch.distributed.init_process_group, or use run_ranks")
+    if group is None:
+        return dist.group.WORLD
+    if hasattr(group, "get_group") and hasattr(group, "mesh"):
+        if group.ndim != 1:
+            names = ", ".join(repr(name) for name in group.mesh_dim_names or ()) or "without names"
+            raise InvalidArgument(f"a world is one dimension of a device mesh, this one has {group.ndim} ({names}): choose one, as in mesh['pp']")
+        return group.get_group()
+    return group

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "line.h"
+#include "stagecraft/transport/channel.h"
+
+namespace stagecraft::c10d_transport {
+
+/// A rank's end of a process group: a line to each other rank, and what has arrived on all of them.
+class C10dChannel : public Channel {
+ public:
+  using Loss = std::function<void(RankId rank, const std::string& text)>;
+
+  C10dChannel(const GroupPtr& group, int tag, std::optional<at::Device> device, std::function<void()> while_waiting);
+  /// Stops reporting. Lines that are not over go on by themselves.
+  ~C10dChannel() override;
+  C10dChannel(const C10dChannel&) = delete;
+  C10dChannel& operator=(const C10dChannel&) = delete;
+
+  /// Starts receiving; called once, after `listen`. `lose` is called when the process of a rank is gone.
+  void start(Loss lose);
+  /// Says goodbye to all, and reports no more losses.
+  void say_goodbye();
+  /// The lines; they may outlive the channel.
+  [[nodiscard]] const std::vector<std::shared_ptr<Line>>& lines() const { return lines_; }
+
+  [[nodiscard]] RankId rank() const override { return rank_; }
+  [[nodiscard]] int ranks() const override { return ranks_; }
+  [[nodiscard]] CommModel model() const override { return CommModel::kTagged; }
+  void send(RankId to, const Tag& tag, Message message, std::uint64_t step) override;
+  void post(RankId /*from*/, const Tag& /*tag*/) override {}  // messages are received as they come
+  std::optional<Message> take(RankId from, const Tag& tag) override;
+  bool is_coming(RankId from, const Tag& tag) override { return mailbox_->is_coming(from, tag); }
+  void end_step(std::uint64_t next, bool failed) override;
+  void listen(Listener listener) override;
+  void tell(RankId to, const Notice& notice) override;
+  std::uint64_t news() override { return mailbox_->news(); }
+  void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override;
+  void wake() override { mailbox_->wake(); }
+
+ private:
+  /// What the threads of the lines report to, with or without the channel.
+  struct Ears;
+
+  RankId rank_;
+  int ranks_;
+  std::optional<at::Device> device_;
+  std::function<void()> while_waiting_;
+  std::shared_ptr<wire::Mailbox> mailbox_;
+  std::shared_ptr<Ears> ears_;
+  std::vector<std::shared_ptr<Line>> lines_;  // by rank; null for this one
+};
+
+}  // namespace stagecraft::c10d_transport

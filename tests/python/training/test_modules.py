@@ -1,0 +1,325 @@
+"""Python modules as they are: hooks, custom functions, checkpointing, autocast, compiled ones, buffers, replaced ones, arguments of all kinds."""
+
+import collections
+import gc
+import types
+import unittest
+import warnings
+import weakref
+
+import torch
+from torch import nn
+
+import models
+import stagecraft.torch as sc
+
+SPLIT = "InterleavedZeroBubble"  # has I and W
+WHOLE = "Interleaved1F1B"
+
+
+def train(modules, schedule=WHOLE, microbatches=4, inputs=None, target=None, steps=1, loss=models.mean_loss, **options):
+    """One rank with two stages or more; returns the pipeline and the last result."""
+    given, wanted = models.batch()
+    inputs = given if inputs is None else inputs
+    target = wanted if target is None else target
+    stages = [sc.Stage(module, index, prefix=str(index)) for index, module in enumerate(modules)]
+    pipeline = sc.Pipeline(stages, schedule=schedule, stages_per_rank=len(stages), microbatches=microbatches, loss=loss, **options)
+    for _ in range(steps):
+        result = pipeline.step(inputs, target=target, return_outputs=True)
+    return pipeline, result
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, weight):
+        ctx.save_for_backward(value, weight)
+        return value * weight * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        value, weight = ctx.saved_tensors
+        return gradient * weight * 2, (gradient * value * 2).sum(0)
+
+
+class Doubling(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def forward(self, value):
+        return Double.apply(value, self.weight)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, index, reentrant, dropout=0.0):
+        super().__init__()
+        self.inner = models.block(index)
+        self.dropout = nn.Dropout(dropout)
+        self.reentrant = reentrant
+
+    def forward(self, value):
+        run = lambda value: self.inner(self.dropout(value))  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(run, value, use_reentrant=self.reentrant)
+
+
+class Modules(unittest.TestCase):
+    def expect_one_device(self, make, schedules=(WHOLE, SPLIT), **options):
+        for schedule in schedules:
+            with self.subTest(schedule=schedule):
+                modules, reference = make(), make()
+                pipeline, result = train(modules, schedule, **options)
+                inputs, target = models.batch()
+                losses, expected = models.one_device(reference, inputs, target, 4)
+                got = models.gradients_of(pipeline.stages)
+                models.assert_same_gradients(self, got, expected, models.stages_in_order(pipeline.schedule_rows), schedule)
+                self.assertEqual([loss.item() for loss in result.losses], [loss.item() for loss in losses])
+
+    def test_custom_functions(self):
+        self.expect_one_device(lambda: [models.block(0), Doubling(), models.block(2)])
+
+    def test_checkpoint(self):
+        for reentrant in (False, True):
+            with self.subTest(reentrant=reentrant):
+                self.expect_one_device(lambda: [models.block(0), Checkpointed(1, reentrant), models.block(2)])
+
+    def test_checkpoint_draws_again_what_it_drew(self):
+        class Probe(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = Checkpointed(1, False, dropout=0.5)
+                self.masks = []
+                self.inner.dropout.register_forward_hook(lambda _, given, output: self.masks.append((output != 0).tolist()))
+
+            def forward(self, value):
+                return self.inner(value)
+
+        probe = Probe()
+        torch.manual_seed(5)
+        train([models.block(0), probe], microbatches=2)
+        self.assertEqual(len(probe.masks), 4)
+        self.assertEqual(sorted(map(str, probe.masks[:2] + probe.masks[2:]))[::2], sorted(map(str, probe.masks))[1::2])
+
+    def test_checkpoint_with_a_seed_is_refused(self):
+        with self.assertRaises(sc.StepError) as caught:
+            train([models.block(0), Checkpointed(1, False, dropout=0.5)], seed=3)
+        self.assertIn("torch.utils.checkpoint", str(caught.exception))
+
+    def test_a_seed_makes_random_numbers_independent_of_the_schedule(self):
+        def make():
+            return [nn.Sequential(models.block(0), nn.Dropout(0.5)), nn.Sequential(models.block(1), nn.Dropout(0.5))]
+
+        gradients = []
+        for schedule, options in ((WHOLE, {}), (SPLIT, {}), ("GPipe", {"recompute": sc.Recompute.stage()})):
+            pipeline, _ = train(make(), "Interleaved1F1B" if schedule == "GPipe" else schedule, seed=11, **options)
+            gradients.append(models.gradients_of(pipeline.stages))
+        for other in gradients[1:]:
+            for name, gradient in other.items():
+                torch.testing.assert_close(gradient, gradients[0][name], rtol=1e-5, atol=1e-6)
+
+    def test_recompute(self):
+        self.expect_one_device(lambda: [models.block(0), models.block(1)], recompute=sc.Recompute.stage())
+        self.expect_one_device(lambda: [models.block(0), models.block(1)], recompute=sc.Recompute.every(1))
+        self.expect_one_device(lambda: [models.block(0), models.block(1)], recompute=sc.Recompute.where(lambda name: name.endswith(".0")))
+
+    def test_hooks(self):
+        calls = collections.Counter()
+        modules = [models.block(0), models.block(1)]
+        modules[0].register_forward_pre_hook(lambda *_: calls.update(["pre"]))
+        modules[0].register_forward_hook(lambda *_: calls.update(["forward"]))
+        modules[1].register_full_backward_hook(lambda *_: calls.update(["backward"]))
+        for parameter in modules[1].parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: calls.update(["accumulated"]))
+        train(modules, microbatches=4)
+        self.assertEqual(calls, {"pre": 4, "forward": 4, "backward": 4, "accumulated": 16})
+
+    def test_autocast_inside_and_around(self):
+        seen = []
+
+        class Inside(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = models.block(1)
+
+            def forward(self, value):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    value = self.inner(value)
+                seen.append(value.dtype)
+                return value.float()
+
+        train([models.block(0), Inside()])
+        self.assertEqual(set(seen), {torch.bfloat16})
+        kinds = []
+        module = models.block(1)
+        module.register_forward_hook(lambda _, given, output: kinds.append(output.dtype))
+        train([models.block(0), module], precision=sc.Precision(autocast=torch.bfloat16), loss=lambda out, target: models.mean_loss(out.float(), target))
+        self.assertEqual(set(kinds), {torch.bfloat16})
+
+    def test_compiled_stage_splits_into_a_whole_backward(self):
+        torch._dynamo.reset()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            modules = [models.block(0), torch.compile(models.block(1), backend="aot_eager")]
+            pipeline, _ = train(modules, SPLIT, steps=2)
+        said = [str(one.message) for one in caught if "torch.compile" in str(one.message)]
+        self.assertEqual(len(said), 1, [str(one.message) for one in caught])
+        inputs, target = models.batch()
+        reference = models.blocks(2)
+        for _ in range(2):
+            _, expected = models.one_device(reference, inputs, target, 4)
+        for stage, module in zip(pipeline.stages, reference):
+            for got, wanted in zip(stage.submod.parameters(), module.parameters()):
+                torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-5, atol=1e-6)
+
+    def test_buffers_and_modes(self):
+        modules = [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)), nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))]
+        modules[1][0].eval()  # a part that the user keeps in evaluation
+        pipeline, _ = train(modules)
+        self.assertEqual(modules[0][1].num_batches_tracked.item(), 4)
+        inputs, target = models.batch()
+        first = pipeline.eval(inputs, target=target)
+        second = pipeline.eval(inputs, target=target)
+        self.assertTrue(torch.equal(first.output, second.output))
+        self.assertEqual(modules[0][1].num_batches_tracked.item(), 4)
+        self.assertTrue(modules[0].training and modules[1][1].training)
+        self.assertFalse(modules[1][0].training)
+        self.assertFalse(first.output.requires_grad)
+
+    def test_replaced_module(self):
+        pipeline, before = train([models.block(0), models.block(1)])
+
+        class Wrapped(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+                self.calls = 0
+
+            def forward(self, value):
+                self.calls += 1
+                return self.inner(value)
+
+        pipeline.stages[1].submod = Wrapped(pipeline.stages[1].submod)
+        inputs, target = models.batch()
+        after = pipeline.step(inputs, target=target)
+        self.assertEqual(pipeline.stages[1].submod.calls, 4)
+        self.assertEqual(after.loss, before.loss)
+
+    def test_arguments_of_all_kinds(self):
+        seen = []
+        Pair = collections.namedtuple("Pair", "left right")
+        config = types.SimpleNamespace(scale=2.0)
+        sizes = [3, 4]
+
+        class First(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = models.block(0)
+
+            def forward(self, value, config, sizes, *, pair, table, flag=False, text=None, number=None, huge=None):
+                seen.append((config, sizes, type(pair).__name__, pair.left.shape[0], type(table["list"]), flag, text, number, huge))
+                return self.inner(value) * config.scale, {"list": [pair.left, 7], "text": "on", "none": None}, Pair(pair.right, True)
+
+        class Second(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = models.block(1)
+
+            def forward(self, value, given, both, **unused):
+                assert given["text"] == "on" and given["none"] is None and given["list"][1] == 7 and isinstance(given["list"], list)
+                assert type(both).__name__ == "Pair" and both.right is True
+                return self.inner(value) + given["list"][0] * both.left
+
+        inputs, target = models.batch(rows=8)
+        stages = [sc.Stage(First(), 0), sc.Stage(Second(), 1)]
+        pipeline = sc.Pipeline(stages, schedule=WHOLE, stages_per_rank=2, microbatches=4, loss=models.mean_loss)
+        pipeline.step(
+            inputs,
+            config,
+            sizes,
+            target=target,
+            pair=Pair(inputs, inputs),
+            table={"list": [inputs]},
+            flag=True,
+            text="hello",
+            number=1.5,
+            huge=2**80,
+        )
+        self.assertEqual(len(seen), 4)
+        for given, lengths, pair, rows, kind, flag, text, number, huge in seen:
+            self.assertIs(given, config)
+            self.assertIs(lengths, sizes)
+            self.assertEqual((pair, rows, kind, flag, text, number, huge), ("Pair", 2, list, True, "hello", 1.5, 2**80))
+
+    def test_an_output_that_cannot_travel(self):
+        class Odd(nn.Module):
+            def forward(self, value):
+                return types.SimpleNamespace(value=value)
+
+        with self.assertRaisesRegex(sc.StepError, "returned an object of type 'types.SimpleNamespace'"):
+            train([Odd(), models.block(1)])
+        # The last stage may return what its loss takes.
+        class Last(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = models.block(1)
+
+            def forward(self, value):
+                return types.SimpleNamespace(value=self.inner(value))
+
+        loss = lambda output, target: models.mean_loss(output.value, target)  # noqa: E731
+        stages = [sc.Stage(models.block(0), 0), sc.Stage(Last(), 1)]
+        pipeline = sc.Pipeline(stages, schedule=WHOLE, stages_per_rank=2, microbatches=2, loss=loss)
+        inputs, target = models.batch()
+        self.assertEqual(len(pipeline.step(inputs, target=target).losses), 2)
+
+    def test_inputs_that_want_gradients(self):
+        inputs, target = models.batch()
+        given = inputs.clone().requires_grad_()
+        train([models.block(0), models.block(1)], inputs=given * 1.0)
+        reference = inputs.clone().requires_grad_()
+        models.one_device(models.blocks(2), reference, target, 4)
+        torch.testing.assert_close(given.grad, reference.grad)
+
+    def test_skip_edges(self):
+        class Add(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = models.block(2)
+
+            def forward(self, value, skipped):
+                return self.inner(value) + skipped
+
+        edges = [sc.Edge(0, 0, 1, 0), sc.Edge(1, 0, 2, 0), sc.Edge(0, 0, 2, 1)]
+        inputs, target = models.batch()
+        modules = [models.block(0), models.block(1), Add()]
+        pipeline, _ = train(modules, edges=edges)
+        reference = [models.block(0), models.block(1), Add()]
+        for part, wanted in zip(inputs.tensor_split(4), target.tensor_split(4)):
+            first = reference[0](part)
+            one = models.mean_loss(reference[2](reference[1](first), first), wanted)
+            one.backward(torch.full_like(one, 0.25))
+        for got, wanted in zip(modules, reference):
+            for mine, other in zip(got.parameters(), wanted.parameters()):
+                self.assertTrue(torch.equal(mine.grad, other.grad))
+
+    def test_a_trainer_that_holds_its_pipeline_is_collected(self):
+        class Trainer:
+            def __init__(self):
+                stages = [sc.Stage(models.block(0), 0)]
+                self.pipeline = sc.Pipeline(stages, microbatches=2, loss=self.loss)
+
+            def loss(self, output, target):
+                return models.mean_loss(output, target)
+
+        trainer = Trainer()
+        inputs, target = models.batch()
+        trainer.pipeline.step(inputs, target=target)
+        gone = weakref.ref(trainer)
+        module = weakref.ref(trainer.pipeline.stages[0].submod)
+        del trainer
+        gc.collect()
+        self.assertIsNone(gone())
+        self.assertIsNone(module())
+
+
+if __name__ == "__main__":
+    unittest.main()
