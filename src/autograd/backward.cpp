@@ -144,7 +144,8 @@ std::vector<at::Tensor> Backward::input_part(const std::vector<at::Tensor>& grad
   if (!plan.match(roots_, inputs, nodes)) plan.learn(roots_, inputs, nodes);
   if (plan.is_indivisible()) {
     TORCH_WARN_ONCE(
-        "a stage with a part that torch.compile has compiled, or that a reentrant torch.utils.checkpoint computes again, "
+        "a stage with a part that torch.compile has compiled, or that a reentrant torch.utils.checkpoint computes "
+        "again, "
         "has no gradients of inputs without those of weights: its whole backward runs in the place of I");
     nodes.clear();
     std::vector<at::Tensor> of_inputs = full(gradients);

@@ -104,8 +104,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   RandomScope::Streams* streams = RandomScope::current();
   if (streams == nullptr) {
     const auto argument = generator_argument(op);
-    const bool has_own =
-        argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
+    const bool has_own = argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
     if (forbidden != nullptr && !has_own) throw InvalidArgument(forbidden);
     return op.redispatchBoxed(beyond, stack);
   }

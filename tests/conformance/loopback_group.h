@@ -89,10 +89,8 @@ class LoopbackGroup : public ::c10d::ProcessGroup {
   }
   c10::intrusive_ptr<::c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
     const std::uint64_t number = loopback_->post(from, getRank(), tag);
-    return c10::make_intrusive<LoopbackWork>(
-        [loopback = loopback_, rank = getRank(), from, tag, number, into = tensors.at(0)] {
-          loopback->get(from, rank, tag, number, into);
-        });
+    return c10::make_intrusive<LoopbackWork>([loopback = loopback_, rank = getRank(), from, tag, number,
+                                              into = tensors.at(0)] { loopback->get(from, rank, tag, number, into); });
   }
   c10::intrusive_ptr<::c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                              const ::c10d::AllreduceOptions& /*options*/) override {

@@ -102,8 +102,8 @@ class Value {
   [[nodiscard]] std::size_t count_tensors() const;
 
   /// The held alternative, for code that handles every kind.
-  using Held =
-      std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, ValueList, ValueDict, OpaquePtr>;
+  using Held = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, ValueList, ValueDict,
+                            OpaquePtr>;
   [[nodiscard]] const Held& held() const { return held_; }
 
  private:

@@ -32,8 +32,8 @@ class C10dConnection {
     std::function<void()> while_waiting = {};
   };
 
-  /// All ranks of the group call it, in the same order if there are several. Throws TransportError when the group cannot
-  /// send tensors of the host, or the ranks run different versions of Stagecraft.
+  /// All ranks of the group call it, in the same order if there are several. Throws TransportError when the group
+  /// cannot send tensors of the host, or the ranks run different versions of Stagecraft.
   C10dConnection(c10::intrusive_ptr<c10d::ProcessGroup> group, Options options);
   /// Like `leave`, without a failure.
   ~C10dConnection();

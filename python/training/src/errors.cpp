@@ -27,8 +27,8 @@ std::string text_of(py::handle exception) {
 
 py::object as_python(const std::exception_ptr& pointer);
 
-/// An exception of one of our classes. What is nested in a C++ error becomes its cause; if that is no Exception, such as
-/// KeyboardInterrupt, it takes the place of the error.
+/// An exception of one of our classes. What is nested in a C++ error becomes its cause; if that is no Exception, such
+/// as KeyboardInterrupt, it takes the place of the error.
 template <typename Fill>
 py::object made(const char* type, const std::exception& error, const Fill& fill) {
   const auto* nested = dynamic_cast<const std::nested_exception*>(&error);

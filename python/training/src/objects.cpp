@@ -155,9 +155,7 @@ struct ToPython {
     }
     return to_keywords(dict);
   }
-  py::object operator()(const OpaquePtr& opaque) const {
-    return dynamic_cast<const PythonObject&>(*opaque).get();
-  }
+  py::object operator()(const OpaquePtr& opaque) const { return dynamic_cast<const PythonObject&>(*opaque).get(); }
 };
 
 }  // namespace

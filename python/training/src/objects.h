@@ -25,8 +25,8 @@ class Owned {
 };
 
 /// A Python object that lives at least as long as the Python object of its pipeline, which has it in its list `keep`.
-/// C++ does not own it: otherwise a loss that refers to the pipeline, such as a method of the trainer that has it, would
-/// be a cycle that Python's garbage collector cannot see.
+/// C++ does not own it: otherwise a loss that refers to the pipeline, such as a method of the trainer that has it,
+/// would be a cycle that Python's garbage collector cannot see.
 class Borrowed {
  public:
   Borrowed() = default;
@@ -45,8 +45,9 @@ Value from_input(py::handle object);
 ValueList from_arguments(py::handle tuple);
 ValueDict from_keywords(py::handle dict);
 
-/// What a module returned. A tuple or a list is the arguments of the next stage. Of the last stage anything is taken; of
-/// others throws InvalidArgument for an object that is not made of tensors, numbers, text, None, tuples, lists and dicts.
+/// What a module returned. A tuple or a list is the arguments of the next stage. Of the last stage anything is taken;
+/// of others throws InvalidArgument for an object that is not made of tensors, numbers, text, None, tuples, lists and
+/// dicts.
 Value from_output(py::handle object, bool is_last, int stage);
 
 /// A Python object as one value, whatever it is.

@@ -1,7 +1,7 @@
 #include "options.h"
 
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 
 #include "errors.h"
 #include "stage.h"
@@ -35,9 +35,8 @@ Precision precision_from(const py::dict& given) {
   precision.reduce = type_from(given["reduce"]);
   if (!given["scaling"].is_none()) {
     const py::dict scaling = given["scaling"];
-    precision.scaling =
-        LossScaling{py::cast<double>(scaling["initial"]), py::cast<double>(scaling["growth"]),
-                    py::cast<double>(scaling["backoff"]), py::cast<int>(scaling["growth_interval"])};
+    precision.scaling = LossScaling{py::cast<double>(scaling["initial"]), py::cast<double>(scaling["growth"]),
+                                    py::cast<double>(scaling["backoff"]), py::cast<int>(scaling["growth_interval"])};
   }
   return precision;
 }
@@ -49,15 +48,15 @@ AutoOptions automatic_from(const py::dict& given) {
 
 LossFunction loss_from(const py::object& given, py::list& keep) {
   if (given.is_none()) return {};
-  return LossFunction::Full([loss = Borrowed(given, keep)](const Value& output, const Value& target,
-                                                           const ValueDict& keywords) {
-    return in_python([&] {
-      const py::object result = loss.get()(to_python(output), to_python(target), **to_keywords(keywords));
-      if (THPVariable_Check(result.ptr())) return at::Tensor(THPVariable_Unpack(result.ptr()));
-      throw InvalidArgument(std::string("the loss function returned an object of type '") +
-                            Py_TYPE(result.ptr())->tp_name + "': return a tensor with one number");
-    });
-  });
+  return LossFunction::Full(
+      [loss = Borrowed(given, keep)](const Value& output, const Value& target, const ValueDict& keywords) {
+        return in_python([&] {
+          const py::object result = loss.get()(to_python(output), to_python(target), **to_keywords(keywords));
+          if (THPVariable_Check(result.ptr())) return at::Tensor(THPVariable_Unpack(result.ptr()));
+          throw InvalidArgument(std::string("the loss function returned an object of type '") +
+                                Py_TYPE(result.ptr())->tp_name + "': return a tensor with one number");
+        });
+      });
 }
 
 Reducer reducer_from(const py::object& given, py::list& keep) {

@@ -15,7 +15,8 @@ namespace stagecraft::python {
 namespace {
 
 constexpr const char* kDrawsInBackward =
-    "a module draws random numbers in its backward, as torch.utils.checkpoint does when it computes a part again; with a "
+    "a module draws random numbers in its backward, as torch.utils.checkpoint does when it computes a part again; with "
+    "a "
     "seed, they would not be those of its forward: use the pipeline's recompute, or leave out the seed";
 
 py::tuple to_tuple(const StepResult& result) {
@@ -34,8 +35,7 @@ py::list to_list(const Timeline& timeline) {
 
 }  // namespace
 
-PipelineBox::PipelineBox(std::shared_ptr<WorldBox> world, const py::list& specs, const py::dict& options,
-                         py::list keep)
+PipelineBox::PipelineBox(std::shared_ptr<WorldBox> world, const py::list& specs, const py::dict& options, py::list keep)
     : world_(std::move(world)) {
   std::vector<Stage> stages;
   std::vector<std::shared_ptr<StageSettings>> settings;
@@ -93,9 +93,8 @@ py::tuple PipelineBox::step(bool training, const py::tuple& arguments, const py:
   options.keywords = from_keywords(keywords);
   options.loss_keywords = from_keywords(loss_keywords);
   options.return_outputs = return_outputs;
-  return to_tuple(without_gil([&](Pipeline& pipeline) {
-    return training ? pipeline.step(given, options) : pipeline.eval(given, options);
-  }));
+  return to_tuple(without_gil(
+      [&](Pipeline& pipeline) { return training ? pipeline.step(given, options) : pipeline.eval(given, options); }));
 }
 
 py::tuple PipelineBox::step_microbatches(bool training, const py::list& arguments, const py::list& keywords,
@@ -149,9 +148,7 @@ void PipelineBox::on(const std::string& kind, const py::object& handler, py::lis
         }
       };
       try {
-        in_python([&] {
-          own.get()(context.stage().index().value, to_text(context.action()), py::cpp_function(run));
-        });
+        in_python([&] { own.get()(context.stage().index().value, to_text(context.action()), py::cpp_function(run)); });
       } catch (const PythonError&) {
         if (failure) std::rethrow_exception(failure);
         throw;
@@ -192,9 +189,10 @@ void bind_pipeline(py::module_& module) {
              const LossScalingState state = box.pipeline().loss_scaling();
              return py::make_tuple(state.scale, state.updates);
            })
-      .def("set_loss_scaling", [](Box& box, double scale, std::int64_t updates) {
-        box.pipeline().set_loss_scaling({scale, updates});
-      })
+      .def("set_loss_scaling",
+           [](Box& box, double scale, std::int64_t updates) {
+             box.pipeline().set_loss_scaling({scale, updates});
+           })
       .def("gradient_norm", [](Box& box) { return box.without_gil([](Pipeline& own) { return own.gradient_norm(); }); })
       .def("clip_gradient_norm",
            [](Box& box, double most) {

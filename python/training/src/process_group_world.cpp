@@ -100,8 +100,8 @@ void bind_process_groups(py::module_& module) {
       [](const c10::intrusive_ptr<::c10d::ProcessGroup>& group, int replicas, double timeout,
          const at::Device& device) -> std::shared_ptr<WorldBox> {
         const py::gil_scoped_release no_gil;
-        return std::make_shared<ProcessGroupWorld>(group, replicas,
-                                                   Timeout(static_cast<std::int64_t>(timeout * 1000)), device);
+        return std::make_shared<ProcessGroupWorld>(group, replicas, Timeout(static_cast<std::int64_t>(timeout * 1000)),
+                                                   device);
       },
       py::arg("group"), py::arg("replicas"), py::arg("timeout"), py::arg("device"));
   // For the end of the process, while Python still runs.

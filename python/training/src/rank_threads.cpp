@@ -142,7 +142,7 @@ class RankThreads {
   }
 
   py::object program_;
-  std::vector<Owned> results_;                       // by rank of the world
+  std::vector<Owned> results_;                        // by rank of the world
   std::vector<std::optional<PythonError>> failures_;  // the same
   std::mutex mutex_;
   std::condition_variable done_;

@@ -20,18 +20,17 @@ NamedTensors named_tensors(const py::handle& pairs) {
 std::vector<TensorSpec> specs_from(const py::handle& list) {
   std::vector<TensorSpec> specs;
   for (const py::handle one : list) {
-    specs.push_back({py::cast<std::vector<std::int64_t>>(one[py::int_(0)]),
-                     py::cast<at::ScalarType>(one[py::int_(1)])});
+    specs.push_back(
+        {py::cast<std::vector<std::int64_t>>(one[py::int_(0)]), py::cast<at::ScalarType>(one[py::int_(1)])});
   }
   return specs;
 }
 
 py::object called(py::handle function, const StageCall& call) {
   const py::tuple arguments = to_arguments(call.arguments);
-  PyObject* const result =
-      call.keywords.empty()
-          ? PyObject_Call(function.ptr(), arguments.ptr(), nullptr)
-          : PyObject_Call(function.ptr(), arguments.ptr(), to_keywords(call.keywords).ptr());
+  PyObject* const result = call.keywords.empty()
+                               ? PyObject_Call(function.ptr(), arguments.ptr(), nullptr)
+                               : PyObject_Call(function.ptr(), arguments.ptr(), to_keywords(call.keywords).ptr());
   if (result == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(result);
 }
@@ -53,8 +52,8 @@ std::function<std::vector<StageLayer>()> layers_from(const py::object& list,
   std::vector<StageLayer> layers;
   for (const py::handle one : list) {
     const Borrowed layer(py::reinterpret_borrow<py::object>(one[py::int_(1)]), keep);
-    layers.push_back({py::cast<std::string>(one[py::int_(0)]),
-                      forward_of([layer] { return layer.get(); }, settings, index)});
+    layers.push_back(
+        {py::cast<std::string>(one[py::int_(0)]), forward_of([layer] { return layer.get(); }, settings, index)});
   }
   return [layers] { return layers; };
 }
@@ -71,9 +70,8 @@ Recompute recompute_from(const py::object& object, py::list& keep) {
   if (kind == "stage") return Recompute::stage();
   if (kind == "every") return Recompute::every(py::cast<std::int64_t>(object[py::int_(1)]));
   const Borrowed chosen(object[py::int_(1)], keep);
-  return Recompute::where([chosen](const std::string& name) {
-    return in_python([&] { return py::cast<bool>(chosen.get()(name)); });
-  });
+  return Recompute::where(
+      [chosen](const std::string& name) { return in_python([&] { return py::cast<bool>(chosen.get()(name)); }); });
 }
 
 PythonStage make_stage(const py::dict& spec, py::list& keep) {

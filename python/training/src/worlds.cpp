@@ -68,15 +68,14 @@ void bind_worlds(py::module_& module) {
       .def_property_readonly("replicas", [](const Box& box) { return box.world().replicas(); })
       .def_property_readonly("world_rank", [](const Box& box) { return box.world().world_rank().value; })
       .def_property_readonly("name", [](const Box& box) { return box.world().name(); })
-      .def_property_readonly("timeout",
-                             [](const Box& box) {
-                               return std::chrono::duration<double>(box.world().timeout()).count();
-                             })
+      .def_property_readonly(
+          "timeout", [](const Box& box) { return std::chrono::duration<double>(box.world().timeout()).count(); })
       .def_property_readonly("device", [](const Box& box) { return box.world().device(); })
       .def_property_readonly("is_open", &Box::is_open)
       .def("barrier", &barrier)
       .def("share_of", [](const Box& box, const at::Tensor& batch) { return box.world().share_of(batch); })
-      .def("close", [](Box& box) { box.close(); }, py::call_guard<py::gil_scoped_release>());
+      .def(
+          "close", [](Box& box) { box.close(); }, py::call_guard<py::gil_scoped_release>());
   module.def(
       "local_world",
       [](const at::Device& device, double timeout) -> std::shared_ptr<Box> {

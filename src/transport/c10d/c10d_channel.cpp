@@ -47,12 +47,13 @@ C10dChannel::C10dChannel(const GroupPtr& group, int tag, std::optional<at::Devic
       while_waiting_(std::move(while_waiting)),
       mailbox_(std::make_shared<wire::Mailbox>()),
       ears_(std::make_shared<Ears>()) {
-  const auto reports = std::make_shared<Line::Reports>(Line::Reports{
-      mailbox_, [ears = ears_, mailbox = mailbox_](RankId from, const Notice& notice) {
-        ears->hear(from, notice);
-        mailbox->wake();
-      },
-      [ears = ears_](RankId rank, const std::string& text) { ears->report_loss(rank, text); }});
+  const auto reports = std::make_shared<Line::Reports>(
+      Line::Reports{mailbox_,
+                    [ears = ears_, mailbox = mailbox_](RankId from, const Notice& notice) {
+                      ears->hear(from, notice);
+                      mailbox->wake();
+                    },
+                    [ears = ears_](RankId rank, const std::string& text) { ears->report_loss(rank, text); }});
   for (int r = 0; r < ranks_; ++r) {
     lines_.push_back(RankId(r) == rank_ ? nullptr : std::make_shared<Line>(group, RankId(r), tag, reports));
     ears_->lines.emplace_back(lines_.back());
@@ -110,10 +111,12 @@ void C10dChannel::tell(RankId to, const Notice& notice) {
   mailbox_->wake();
 }
 
-void C10dChannel::wait_for_news(std::uint64_t seen, Clock::time_point /*since*/, Clock::time_point until) {
+void C10dChannel::wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) {
+  constexpr auto kOften = std::chrono::milliseconds(100);
   if (!while_waiting_) return mailbox_->wait_for_news(seen, until);
-  while_waiting_();
-  mailbox_->wait_for_news(seen, std::min<Clock::time_point>(until, Clock::now() + std::chrono::milliseconds(100)));
+  const auto now = Clock::now();
+  if (now - since >= kOften) while_waiting_();
+  mailbox_->wait_for_news(seen, std::min<Clock::time_point>(until, now + kOften));
 }
 
 }  // namespace stagecraft::c10d_transport

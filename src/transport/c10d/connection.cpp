@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kFirstTag = 0x5c000000;
 constexpr int kTagPairs = 1 << 20;
 
-/// A pair of tags that no world of these ranks has had: receives that a world has left behind would take the messages of
-/// the next one. Also compares the versions of all ranks. All of them call it.
+/// A pair of tags that no world of these ranks has had: receives that a world has left behind would take the messages
+/// of the next one. Also compares the versions of all ranks. All of them call it.
 int agree_on_tag(::c10d::ProcessGroup& group) {
   static std::atomic<std::int64_t> last = 0;
   std::int64_t version_code = 0;

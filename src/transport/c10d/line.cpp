@@ -12,6 +12,10 @@ namespace {
 constexpr char kGoodbye = '\xff';  // an envelope of one byte; others begin with the kind of a notice, or 0
 // Envelopes are received ahead of time, so that a sender need not ask whether there is room.
 constexpr std::size_t kPosted = 4;
+// What is sent is released some time later, many at a time: a thread that wakes up for every message takes a core from
+// those that compute.
+constexpr std::chrono::milliseconds kRest{2};
+constexpr std::size_t kManySent = 32;
 // Waits of a group that time out break all its connections: these must not. Ten years fit the clock.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365 * 10);
 
@@ -85,7 +89,7 @@ void Line::transmit(const at::Tensor& tensor, std::int64_t bytes) {
 void Line::add(Transfer transfer) {
   const std::lock_guard lock(mutex_);
   sent_.push_back(std::move(transfer));
-  changed_.notify_all();
+  if (sent_.size() == 1 || sent_.size() == kManySent) changed_.notify_all();
 }
 
 void Line::say_goodbye() {
@@ -105,9 +109,13 @@ void Line::say_goodbye() {
 /// The thread that releases what is sent.
 void Line::release_sent() {
   std::unique_lock lock(mutex_);
+  bool is_behind = false;  // there is more that may be gone
   while (true) {
     changed_.wait(lock, [&] { return !sent_.empty() || is_sending_over_; });
     if (sent_.empty()) return;
+    if (!is_behind) {
+      changed_.wait_for(lock, kRest, [&] { return sent_.size() >= kManySent || is_sending_over_; });
+    }
     const WorkPtr work = sent_.front().work;
     lock.unlock();
     bool is_broken = false;
@@ -118,6 +126,7 @@ void Line::release_sent() {
     }
     std::deque<Transfer> done;  // destroyed without the lock
     lock.lock();
+    is_behind = sent_.size() > 1;
     if (is_broken) {
       done.swap(sent_);
     } else {

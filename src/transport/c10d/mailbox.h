@@ -24,7 +24,8 @@ class Mailbox {
     std::vector<at::Tensor> tensors;
   };
 
-  /// Announces a message whose tensors are still coming. Returns false for one of a failed step, which is to be dropped.
+  /// Announces a message whose tensors are still coming. Returns false for one of a failed step, which is to be
+  /// dropped.
   bool announce(RankId from, const Tag& tag, std::uint64_t step) {
     const std::lock_guard lock(mutex_);
     if (step < first_step_) return false;

@@ -3,10 +3,11 @@
     run = ScheduleRun(world, stages, rows, microbatches=m, loss=loss)
     losses, outputs = run.step(args, kwargs, targets, return_outputs=True)
 
-- `world`: a `stagecraft.torch.World`, a process group, a mesh dimension, or None (the current rank of `run_ranks`, or one rank).
+- `world`: a `stagecraft.torch.World`, a process group or a mesh dimension (all runs of a group share one world; all ranks of the group make the
+  same runs in the same order), or None (the current rank of `run_ranks`, or one rank).
 - `stages`: a list of (owner, index) pairs for this rank. `owner.submod` is the module; it is looked up at every call, so it may be replaced.
-  An owner may have a callable `get_deferred_weights`-like function: give it as `deferred_weights={index: function}`; and `full_backward` is a
-  set of indices whose backward must not be split.
+  `deferred_weights`: {index: function} for stages that compute weight gradients themselves; the function is called after each backward, and returns
+  the function that the W action runs. `full_backward`: indices of stages whose backward must not be split.
 - `rows`: the schedule of all ranks, a list of lists of action texts ("0F0", "1SEND_F0", "(0F5;7B2)OVERLAP_F_B", "" or None for an idle slot), the
   same on all ranks; lowered (with SEND and RECV), or compute-only, which is lowered here. It is verified: a schedule that would deadlock raises
   ScheduleError before anything runs.

@@ -144,13 +144,33 @@ def run_ranks(
     return _runtime.run_ranks(run, ranks, replicas, threads_per_rank, timeout, devices)
 
 
+_shared: dict = {}  # id of a process group -> (group, its world)
+
+
+def shared_world(group: Any = None, *, timeout: float = 300.0) -> World:
+    """The one world of a process group that front ends share, made at the first call: then all ranks of the group must call it."""
+    import torch.distributed as dist
+
+    group = _process_group(group)
+    for key, (other, world) in list(_shared.items()):
+        try:
+            dist.get_backend(other)
+        except (ValueError, RuntimeError):  # destroyed
+            del _shared[key]
+            world.close()
+    known = _shared.get(id(group))
+    if known is None or not known[1]._box.is_open:
+        known = _shared[id(group)] = (group, World(group, timeout=timeout))
+    return known[1]
+
+
 def as_world(given: Any, device: torch.device | str = "cpu") -> World:
-    """A world from what a user gives: a World, a process group, a device mesh, or None for the current rank or a single one."""
+    """A World as it is; the shared world of a process group or a mesh dimension; for None that of the current rank, or a single rank."""
     if isinstance(given, World):
         return given
     if given is None:
         return current_world() or World.alone(device)
-    return World(given)
+    return shared_world(given)
 
 
 def _process_group(group: Any) -> Any:
