@@ -45,7 +45,7 @@ class Loopback {
     best_ = best_.defined() ? at::maximum(best_, tensor) : tensor.clone();
     if (++arrived_ == ranks_) {
       result_ = best_;
-      best_ = {};
+      best_ = at::Tensor();
       arrived_ = 0;
       ++round_;
       changed_.notify_all();
