@@ -13,7 +13,10 @@ except ImportError:
 
 
 def _known(name, bases, text):
-    known = getattr(_base, name, None)
+    try:
+        known = getattr(_base, name, None)
+    except ImportError:
+        known = None
     if isinstance(known, type) and issubclass(known, Exception):
         return known
     return type(name, bases, {"__doc__": text, "__module__": "stagecraft.torch"})
