@@ -2,127 +2,67 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.distributed import ProcessGroup
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_leaves
 
-from ._split_partition import get_submod_name, split_into_stages
+from ._partition import get_submod_name, partition
+from ._traced_stage import _PipelineStage
 from ._utils import PipeInfo
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("stagecraft.pipelining")
 
 SplitPolicy = Callable[[fx.GraphModule], fx.GraphModule]
 
 
-def _retarget_devices(stage: nn.Module, device: torch.device) -> None:
-    """Export writes the device of the example inputs into operators such as torch.zeros; this writes another one."""
+class Pipe(torch.nn.Module):
+    """The stages of a model, and the graph that connects them. Calling it runs all stages in this process.
 
-    def retargeted(value: Any) -> Any:
-        return device if isinstance(value, torch.device) else value
-
-    for module in stage.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
-            if node.op != "call_function":
-                continue
-            node.args = fx.node.map_aggregate(node.args, retargeted)
-            kwargs = {name: fx.node.map_aggregate(value, retargeted) for name, value in node.kwargs.items()}
-            if "device" in kwargs:
-                kwargs["device"] = device
-            node.kwargs = kwargs
-        module.recompile()
-
-
-class Pipe(nn.Module):
-    """A model as a graph of stages.
-
-    `split_gm` has one submodule per stage, `submod_pp_0`, `submod_pp_1`, ...; a stage holds the part of the model's
-    hierarchy that it uses, under the same names. Calling the pipe runs all stages here, and returns the model's outputs as a
-    flat tuple.
+    replicated_params names the parameters that several stages use: one dictionary per parameter, from stage to name. In this
+    process the stages share them; where stages are in different processes their gradients have to be summed before an update.
     """
 
     def __init__(
-        self, split_gm: fx.GraphModule, num_stages: int, has_loss_and_backward: bool, loss_spec: Any = None
+        self, split_gm: fx.GraphModule, num_stages: int, has_loss_and_backward: bool = False, loss_spec: Any = None
     ) -> None:
         super().__init__()
         self.split_gm = split_gm
         self.num_stages = num_stages
         self.has_loss_and_backward = has_loss_and_backward
         self.loss_spec = loss_spec
-        self._input_names: list[str] = [node.target for node in split_gm.graph.find_nodes(op="placeholder")]
-        #: For each parameter that several stages use: its name in each of them.
-        self.replicated_params: list[dict[str, str]] = []
-        users: dict[nn.Parameter, dict[str, str]] = {}
-        for stage_name, stage in split_gm.named_children():
-            for name, parameter in stage.named_parameters():
-                users.setdefault(parameter, {})[stage_name] = name
+        users: dict[torch.nn.Parameter, dict[str, str]] = {}
+        for stage, module in split_gm.named_children():
+            for name, parameter in module.named_parameters():
+                users.setdefault(parameter, {})[stage] = name
         self.replicated_params = [names for names in users.values() if len(names) > 1]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        values = list(args)
-        for name in self._input_names[len(values) :]:
-            if name not in kwargs:
-                break
-            values.append(kwargs.pop(name))
-        if kwargs:
-            raise TypeError(f"Unexpected or repeated inputs {sorted(kwargs)}; the inputs are {self._input_names}")
-        leaves = tree_leaves(values)
-        for placeholder in self.split_gm.graph.find_nodes(op="placeholder")[len(leaves) :]:
-            # Inputs that are no tensors are constants of the traced graph.
-            if not isinstance(placeholder.meta.get("val"), torch.Tensor):
-                leaves.append(placeholder.meta.get("val"))
-        return self.split_gm(*leaves)
+        """All outputs of the model, flat, as a tuple."""
+        return self.split_gm(*args, **kwargs)
 
-    def get_stage_module(self, stage_idx: int) -> nn.Module:
+    def get_stage_module(self, stage_idx: int) -> torch.nn.Module:
         if not 0 <= stage_idx < self.num_stages:
             raise ValueError(f"Invalid stage index {stage_idx}!")
-        return self.split_gm.get_submodule(get_submod_name(stage_idx))
+        return getattr(self.split_gm, get_submod_name(stage_idx))
 
     def info(self) -> PipeInfo:
-        """The graph that calls the stages. It is a copy that refers to no module: other ranks' stages can be freed."""
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(self.split_gm.graph, {}))
-        return PipeInfo(graph=graph, num_stages=self.num_stages, has_loss_and_backward=self.has_loss_and_backward)
+        """What build_stage needs beside a stage's module."""
+        return PipeInfo(self.split_gm.graph, self.num_stages, self.has_loss_and_backward)
 
-    def build_stage(self, stage_index: int, device: torch.device, group: ProcessGroup | None = None) -> Any:
-        """The stage as schedules run it, on the device given.
-
-        A parameter used by several stages stays one tensor while all of them are on its device; a stage that goes to another device gets
-        a copy of its own.
-        """
-        from .stage import _PipelineStage
-
-        stage_module = self.get_stage_module(stage_index)
-        device = torch.device(device)
-        _retarget_devices(stage_module, device)
-        self._unshare_moved(stage_index, device)
-        return _PipelineStage(stage_module, stage_index, self.info(), device, group)
-
-    def _unshare_moved(self, stage_index: int, device: torch.device) -> None:
-        stage_name = get_submod_name(stage_index)
-        stage = self.split_gm.get_submodule(stage_name)
-        for names in self.replicated_params:
-            if stage_name not in names:
-                continue
-            parameter = stage.get_parameter(names[stage_name])
-            if parameter.is_meta or torch.empty(0, device=device).device == parameter.device:
-                continue
-            moved = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
-            for owner in stage.modules():
-                for name, held in owner._parameters.items():
-                    if held is parameter:
-                        owner._parameters[name] = moved
+    def build_stage(
+        self, stage_index: int, device: torch.device, group: ProcessGroup | None = None
+    ) -> _PipelineStage:
+        """A stage to run with a schedule."""
+        module = self.get_stage_module(stage_index)
+        _create_tensors_on(module, torch.device(device))
+        return _PipelineStage(module, stage_index, self.info(), device, group)
 
     def print_readable(self) -> None:
-        """Prints the calling graph and the stages."""
         self.split_gm.print_readable()
 
     def __str__(self) -> str:
@@ -132,50 +72,58 @@ class Pipe(nn.Module):
         return repr(self.split_gm)
 
     @staticmethod
+    def from_tracing(
+        mod: torch.nn.Module,
+        example_args: tuple[Any, ...],
+        example_kwargs: dict[str, Any] | None = None,
+        split_policy: SplitPolicy | None = None,
+    ) -> Pipe:
+        """Traces a model that contains pipe_split(), or that split_policy will put it into, and cuts it there."""
+        program = Pipe._trace_with_export(mod, example_args, example_kwargs)
+        return Pipe._from_traced(mod, program, split_policy=split_policy)
+
+    @staticmethod
     def _trace_with_export(
-        mod: nn.Module, example_args: tuple[Any, ...], example_kwargs: dict[str, Any] | None = None
+        mod: torch.nn.Module, example_args: tuple[Any, ...], example_kwargs: dict[str, Any] | None = None
     ) -> ExportedProgram:
         try:
             return torch.export.export(mod, example_args, example_kwargs)
         except Exception as error:
             raise RuntimeError(
-                "The model cannot be captured as one graph, which splitting needs. The usual causes are Python control flow that "
-                "depends on values or shapes, and operators without a meta implementation; the error above names the place. A model "
-                "that cannot be captured can still be cut by hand into one module per stage: see PipelineStage."
+                "It seems that we cannot capture your model as a full graph. Control flow that depends on data, or an "
+                "operator that cannot run without data, may be the reason. Change it, or make the stages by hand "
+                "(PipelineStage). What can be captured: https://pytorch.org/docs/stable/export.html"
             ) from error
 
     @staticmethod
     def _from_traced(
-        mod: nn.Module, exported_program: ExportedProgram, split_policy: SplitPolicy | None = None
+        mod: torch.nn.Module,
+        exported_program: ExportedProgram,
+        multi_use_param_spec: Any = None,
+        output_loss_value_spec: Any = None,
+        split_policy: SplitPolicy | None = None,
     ) -> Pipe:
+        if output_loss_value_spec is not None:
+            raise NotImplementedError("A loss inside the model is not split off: give the schedule a loss_fn")
         traced = exported_program.module(check_guards=False)
         if split_policy is not None:
             traced = split_policy(traced)
-        split, num_stages = split_into_stages(traced, mod)
-        logger.debug("Split model:\n%s", split)
-        return Pipe(split, num_stages, has_loss_and_backward=False)
-
-    @staticmethod
-    def from_tracing(
-        mod: nn.Module,
-        example_args: tuple[Any, ...],
-        example_kwargs: dict[str, Any] | None = None,
-        split_policy: SplitPolicy | None = None,
-    ) -> Pipe:
-        """Splits at the markers that the model itself calls, or that the policy inserts into the exported graph."""
-        exported = Pipe._trace_with_export(mod, example_args, example_kwargs)
-        pipe = Pipe._from_traced(mod, exported, split_policy)
-        pipe._input_names = _input_names(mod, example_args, example_kwargs)
-        return pipe
+        split, num_stages = partition(traced, mod)
+        logger.debug("split into %d stages:\n%s", num_stages, split)
+        return Pipe(split, num_stages)
 
 
-def _input_names(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[str]:
-    """What the inputs given are called in the model's forward."""
-    positional = [
-        parameter.name
-        for parameter in inspect.signature(mod.forward).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    # The inputs of *args have no names; numbers cannot be mistaken for keywords.
-    positional += [str(index) for index in range(len(positional), len(args))]
-    return [*positional[: len(args)], *(kwargs or {})]
+def _create_tensors_on(module: torch.nn.Module, device: torch.device) -> None:
+    """Factory calls (zeros, arange) were traced with the device of the trace: they get the stage's."""
+    for one in module.modules():
+        if not isinstance(one, fx.GraphModule):
+            continue
+        stale = [
+            node
+            for node in one.graph.nodes
+            if node.op == "call_function" and node.kwargs.get("device") not in (None, device)
+        ]
+        for node in stale:
+            node.update_kwarg("device", device)
+        if stale:
+            one.recompile()
