@@ -42,6 +42,15 @@ def _calls(node: fx.Node) -> tuple[Call, ...]:
     return tuple((key, name) for key, (name, _) in stack.items() if name)
 
 
+_TRANSIENT = "stagecraft_transient_buffers"
+
+
+def _mark_transient(module: torch.nn.Module) -> None:
+    for target in module.meta[_TRANSIENT]:
+        owner, _, leaf = target.rpartition(".")
+        module.get_submodule(owner)._non_persistent_buffers_set.add(leaf)
+
+
 class _Frame:
     """One graph under construction: the nodes of a call, as seen from inside the module `name`."""
 
@@ -135,9 +144,11 @@ class _Frame:
         # Shallow things first, so that a module is there before what is put into it.
         contents = dict(sorted(self._contents.items(), key=lambda item: item[0].count(".")))
         module = fx.GraphModule(contents, self.graph)
-        for target in self._transient:
-            owner, _, leaf = target.rpartition(".")
-            module.get_submodule(owner)._non_persistent_buffers_set.add(leaf)
+        if self._transient:
+            module.meta[_TRANSIENT] = tuple(self._transient)
+            _mark_transient(module)
+            # A copy of a GraphModule registers its buffers anew.
+            module._register_deepcopy_hook(_mark_transient)
         module.graph.lint()
         return module
 
