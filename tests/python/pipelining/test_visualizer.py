@@ -13,7 +13,6 @@ from stagecraft.pipelining._schedule_visualizer import (
     visualize_schedule,
 )
 from stagecraft.pipelining.schedules import (
-
     Schedule1F1B,
     ScheduleGPipe,
     _Action,
