@@ -21,6 +21,9 @@ class _ComputationType(str, Enum):
     OVERLAP_F_B = "OVERLAP_F_B"
     REDUCE_GRAD = "REDUCE_GRAD"
 
+    # Enum's own is written in Python; tables put millions of actions into sets.
+    __hash__ = str.__hash__
+
     @staticmethod
     def from_str(action: str) -> _ComputationType:
         try:

@@ -22,6 +22,7 @@ from ._actions import (
     Table,
     _Action,
 )
+from ._readiness import Turns
 
 StageToRank = Callable[[int], int]
 
@@ -140,44 +141,36 @@ def _add_send_recv(
     The ranks take turns, one action each. What a turn sends to another rank is received there at once, behind what that rank
     has done so far: so both ends of a pair of ranks see its messages in the same order.
     """
-    messages = _Messages(stage_to_rank, num_stages)
-    lowered: dict[int, list[_Action]] = {rank: [] for rank in compute_actions}
-    done: dict[int, set[_Action]] = {rank: set() for rank in compute_actions}
-    position = dict.fromkeys(sorted(compute_actions), 0)
     for rank, row in compute_actions.items():
         if not row:
             raise AssertionError(f"{rank=}, len(compute_actions[rank])=0")
-
-    def ready(rank: int, action: _Action | None) -> bool:
-        if action is None:
-            return True
-        return all(
-            not needed or any(one in done[rank] for one in needed)
-            for needed in (messages.needed_by(part) for part in action.parts)
-        )
+    messages = _Messages(stage_to_rank, num_stages)
+    turns = Turns(
+        compute_actions,
+        lambda rank, action: [[(rank, one) for one in messages.needed_by(part)] for part in action.parts],
+    )
+    lowered: dict[int, list[_Action]] = {rank: [] for rank in compute_actions}
 
     def add(rank: int, action: _Action) -> None:
         lowered[rank].append(action)
-        done[rank].add(action)
+        turns.finish(rank, action)
 
-    while position:
+    while turns.position:
         progress = False
-        for rank in list(position):
-            action = compute_actions[rank][position[rank]]
-            if not ready(rank, action):
+        for rank in list(turns.position):
+            if not turns.is_ready(rank):
                 continue
             progress = True
+            action = turns.next_action(rank)
             if action is not None:
                 add(rank, action)
                 for part in action.parts:
-                    done[rank].add(part)
+                    turns.finish(rank, part)
                     message = messages.sent_by(part)
                     if message is not None:
                         add(rank, message[0])
                         add(stage_to_rank(message[1].stage_index), message[1])
-            position[rank] += 1
-            if position[rank] == len(compute_actions[rank]):
-                del position[rank]
+            turns.advance(rank)
         if not progress:
             raise AssertionError("Malformed compute schedule, can't schedule sends/recvs")
     return lowered

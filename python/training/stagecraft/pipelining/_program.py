@@ -136,6 +136,7 @@ class _Compiler:
         self._operations: list[tuple[int, _Action, Operation]] = []
 
     def compile(self, row: Sequence[_Action | None], pairs: bool) -> list[tuple[int, _Action, Operation]]:
+        pairs = pairs and not self._forward_only
         position = 0
         while position < len(row):
             action = row[position]

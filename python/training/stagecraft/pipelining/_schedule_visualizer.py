@@ -1,39 +1,22 @@
-"""Draws a schedule: a row per rank, a box per action.
+"""Schedules as lists of actions and as pictures. Pictures need matplotlib.
 
->>> ops = get_schedule_ops("InterleavedZeroBubble", 4, 8, add_spacing=True)
->>> visualize_schedule(ops, "schedule.png")
-
-matplotlib is imported only to draw.
+    visualize_schedule(get_schedule_ops("InterleavedZeroBubble", 4, 8), "schedule.png")
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ._actions import (
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    FULL_BACKWARD,
-    OVERLAP_F_B,
-    RECV_B,
-    RECV_F,
-    REDUCE_GRAD,
-    RESHARD,
-    SEND_B,
-    SEND_F,
-    UNSHARD,
-    _Action,
-    _ComputationType,
+from ._actions import B, F, I, OVERLAP_F_B, W, Row, _Action, _ComputationType
+from .schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _PipelineSchedule,
+    _PipelineScheduleRuntime,
+    get_schedule_class,
 )
-
-if TYPE_CHECKING:
-    from .schedules import _PipelineSchedule
-
-Rows = list[list[_Action | None]]
 
 
 class OpKey(NamedTuple):
@@ -42,27 +25,28 @@ class OpKey(NamedTuple):
     microbatch_index: int
 
 
-@dataclass
 class _ComputationTypeVisual:
-    color: str
-    text: str = ""
-    width: int = 1
+    """How an action is drawn: its colour, its name in the legend, and how many slots it is wide."""
+
+    def __init__(self, color: str, text: str = "", width: int = 1) -> None:
+        self.color = color
+        self.text = text
+        self.width = width
 
 
 action_type_to_color_mapping = {
-    FORWARD: _ComputationTypeVisual("blue", "Forward"),
-    BACKWARD_INPUT: _ComputationTypeVisual("teal", "Backward Input"),
-    BACKWARD_WEIGHT: _ComputationTypeVisual("green", "Backward Weight"),
-    FULL_BACKWARD: _ComputationTypeVisual("orange", "Full Backward", 2),
+    F: _ComputationTypeVisual("blue", "Forward"),
+    I: _ComputationTypeVisual("teal", "Backward Input"),
+    W: _ComputationTypeVisual("green", "Backward Weight"),
+    B: _ComputationTypeVisual("orange", "Full Backward", 2),
     OVERLAP_F_B: _ComputationTypeVisual("purple", "Overlap F+B", 3),
-    SEND_F: _ComputationTypeVisual("slategray", "Send Forward"),
-    RECV_F: _ComputationTypeVisual("gray", "Receive Forward"),
-    SEND_B: _ComputationTypeVisual("sienna", "Send Backward"),
-    RECV_B: _ComputationTypeVisual("peru", "Receive Backward"),
-    UNSHARD: _ComputationTypeVisual("darkviolet", "Unshard"),
-    RESHARD: _ComputationTypeVisual("indigo", "Reshard"),
-    REDUCE_GRAD: _ComputationTypeVisual("crimson", "Reduce Gradients"),
 }
+_OTHER = _ComputationTypeVisual("black", "Communication")
+
+
+def _stages(count: int, ranks: int, stages: int) -> list[SimpleNamespace]:
+    """All that a schedule looks at before its first step."""
+    return [SimpleNamespace(group_rank=0, group_size=ranks, num_stages=stages, submod=None) for _ in range(count)]
 
 
 def get_schedule_ops(
@@ -73,154 +57,126 @@ def get_schedule_ops(
     add_spacing: bool = False,
     with_comms: bool = False,
     defer_pp_recv: bool = False,
-) -> Rows:
-    """The actions of a schedule, a row per rank. The schedule is a class or its name.
+) -> list[Row]:
+    """The actions of every rank of a schedule given by name or class.
 
-    add_spacing inserts an idle slot (None) wherever a rank waits for another one. with_comms includes the messages and
-    reductions of the table as it is run; with defer_pp_recv, receives stand as late as possible instead of as early.
+    add_spacing: idle slots where a rank waits for another, instead of those of the schedule.
+    with_comms: with messages, sharding and reductions; then defer_pp_recv receives as late as possible.
     """
-    from .schedules import (
-        PipelineScheduleMulti,
-        PipelineScheduleSingle,
-        _PipelineSchedule,
-        _PipelineScheduleRuntime,
-        get_schedule_class,
-    )
-
     if add_spacing and with_comms:
         raise ValueError("Cannot add spacing and view comms at the same time")
-    kind = get_schedule_class(schedule) if isinstance(schedule, str) else schedule
-    if not (isinstance(kind, type) and issubclass(kind, _PipelineSchedule)):
+    if isinstance(schedule, str):
+        kind = get_schedule_class(schedule)
+    elif issubclass(schedule, _PipelineSchedule):
+        kind = schedule
+    else:
         raise ValueError(f"Invalid schedule: {schedule}")
-    single = issubclass(kind, PipelineScheduleSingle)
-    if not single and not issubclass(kind, PipelineScheduleMulti):
+
+    if issubclass(kind, PipelineScheduleSingle):
+        per_rank = 1 if num_stages_per_rank is None else num_stages_per_rank
+        if per_rank != 1:
+            raise AssertionError(f"Expected num_stages_per_rank to be 1, got {per_rank}")
+    elif issubclass(kind, PipelineScheduleMulti):
+        per_rank = 2 if num_stages_per_rank is None else num_stages_per_rank
+        if per_rank < 2:
+            raise AssertionError(f"Expected num_stages_per_rank >= 2, got {per_rank}")
+    else:
         raise ValueError(f"Invalid schedule: {kind}")
-    if num_stages_per_rank is None:
-        num_stages_per_rank = 1 if single else 2
-    if single and num_stages_per_rank != 1:
-        raise AssertionError(f"Expected num_stages_per_rank to be 1, got {num_stages_per_rank}")
-    if not single and num_stages_per_rank < 2:
-        raise AssertionError(f"Expected num_stages_per_rank >= 2, got {num_stages_per_rank}")
+    stages = _stages(per_rank, pp_degree, per_rank * pp_degree)
+    single = issubclass(kind, PipelineScheduleSingle)
+    order = kind(stages[0] if single else stages, num_microbatches).pipeline_order
+    if order is None:
+        raise AssertionError("Expected pipeline_order to not be None")
 
-    # Making a table takes no more of a stage than these.
-    stages = [
-        SimpleNamespace(
-            group_rank=0,
-            group_size=pp_degree,
-            num_stages=num_stages_per_rank * pp_degree,
-            stage_index=index * pp_degree,
-            submod=None,
-        )
-        for index in range(num_stages_per_rank)
-    ]
-    made = kind(stages[0] if single else stages, num_microbatches)
-    if made.pipeline_order is None:
-        raise AssertionError(f"{kind.__name__} has no table of actions")
-    rows = [list(made.pipeline_order[rank]) for rank in range(pp_degree)]
+    if with_comms:
+        runtime = _PipelineScheduleRuntime(stages, num_microbatches, defer_pp_recv=defer_pp_recv)
+        # One-stage schedules list their reductions; the lowering adds them itself.
+        compute = {rank: [a for a in row if a is None or a.is_compute_op] for rank, row in order.items()}
+        runtime._prepare_schedule_with_comms(compute)
+        order = runtime.pipeline_order_with_comms
+    rows = [list(order[rank]) for rank in range(pp_degree)]
     if add_spacing:
-        return add_schedule_op_spacing([[action for action in row if action is not None] for row in rows])
-    if not with_comms:
-        return rows
-
-    runtime = _PipelineScheduleRuntime(stages, num_microbatches, defer_pp_recv=defer_pp_recv)
-    compute = {rank: [action for action in row if action is None or action.is_compute_op] for rank, row in enumerate(rows)}
-    runtime._prepare_schedule_with_comms(compute)
-    # Schedules of one stage per rank leave gathering sharded weights to the modules.
-    left_out = (UNSHARD, RESHARD) if single else ()
-    lowered = runtime.pipeline_order_with_comms
-    return [
-        [action for action in lowered[rank] if action.computation_type not in left_out] for rank in range(pp_degree)
-    ]
-
-
-def _width(action: _Action) -> int:
-    return action_type_to_color_mapping[action.computation_type].width
+        rows = add_schedule_op_spacing([[a for a in row if a is not None and a.is_compute_op] for row in rows])
+    return rows
 
 
 class _Clock:
-    """When each action of a spaced schedule ends."""
+    """When each action is done, for finding when the next can start."""
 
     def __init__(self, num_stages: int) -> None:
-        self._last_stage = num_stages - 1
-        self._ends: dict[OpKey, int] = {}
+        self._last = num_stages - 1
+        self._done: dict[OpKey, int] = {}
 
-    def ready(self, action: _Action, now: int) -> bool:
-        return all(
-            any(self._ends.get(OpKey(stage, kind, part.microbatch_index), now + 1) <= now for stage, kind in choices)
-            for part in action.parts
-            for choices in self._needs(part)
-        )
+    def _is_done(self, stage: int, kinds: Sequence[_ComputationType], microbatch: int, now: int) -> bool:
+        return any(self._done.get(OpKey(stage, kind, microbatch), now + 1) <= now for kind in kinds)
 
-    def start(self, action: _Action, now: int) -> int:
-        """Returns when the action ends. The parts of an overlapped one end one after the other."""
+    def is_ready(self, action: _Action, now: int) -> bool:
+        return all(self._part_is_ready(part, now) for part in action.parts)
+
+    def _part_is_ready(self, action: _Action, now: int) -> bool:
+        stage, kind, microbatch = action.stage_index, action.computation_type, action.microbatch_index
+        if microbatch is None:
+            raise AssertionError(f"Action {action} has None microbatch_index")
+        if kind is F:
+            return stage == 0 or self._is_done(stage - 1, (F,), microbatch, now)
+        if kind in (B, I):
+            if stage == self._last:
+                return stage == 0 or self._is_done(stage - 1, (F,), microbatch, now)
+            return self._is_done(stage + 1, (B, I), microbatch, now)
+        if kind is W:
+            return self._is_done(stage, (I,), microbatch, now)
+        raise RuntimeError(f"Unknown computation type: {kind}")
+
+    def run(self, action: _Action, now: int) -> int:
+        """Notes when the parts of an action end, one after the other; returns when the whole does."""
         end = now
         for part in action.parts:
-            end += _width(part)
-            self._ends[OpKey(part.stage_index, part.computation_type, part.microbatch_index)] = end
-        return now + _width(action)
-
-    def _needs(self, action: _Action) -> Iterator[list[tuple[int, _ComputationType]]]:
-        """What must have ended, each with its alternatives. Reductions and sharding follow their own rank's order."""
-        stage, kind = action.stage_index, action.computation_type
-        if kind in (FULL_BACKWARD, BACKWARD_INPUT):
-            yield [(stage, FORWARD)]
-            if stage < self._last_stage:
-                yield [(stage + 1, FULL_BACKWARD), (stage + 1, BACKWARD_INPUT)]
-        elif kind is FORWARD and stage > 0:
-            yield [(stage - 1, FORWARD)]
-        elif kind is BACKWARD_WEIGHT:
-            yield [(stage, BACKWARD_INPUT)]
-        elif kind is RECV_F:
-            yield [(stage - 1, SEND_F)]
-        elif kind is RECV_B:
-            yield [(stage + 1, SEND_B)]
+            end += action_type_to_color_mapping[part.computation_type].width
+            self._done[OpKey(part.stage_index, part.computation_type, part.microbatch_index)] = end
+        return now + action_type_to_color_mapping[action.computation_type].width
 
 
-def add_schedule_op_spacing(schedule: Rows) -> Rows:
-    """Inserts None wherever a rank has to wait for another one.
-
-    A slot is as long as a forward. A longer action takes one entry of its row, too: entries are not columns.
-    """
-    parts = [part for row in schedule for action in row if action is not None for part in action.parts]
-    if not parts:
+def add_schedule_op_spacing(schedule: list[Row]) -> list[Row]:
+    """Idle slots where an action waits for another rank. An action takes as many slots as it is drawn wide."""
+    if not any(schedule):
         return schedule
-    clock = _Clock(max(part.stage_index for part in parts) + 1)
-    spaced: Rows = [[] for _ in schedule]
-    place = [0] * len(schedule)
-    busy_until = [0] * len(schedule)
-    now = 0
-    while any(place[rank] < len(row) for rank, row in enumerate(schedule)):
-        waiting = True
+    stages = [part.stage_index for row in schedule for action in row if action for part in action.parts]
+    clock = _Clock(max(stages) + 1)
+    position, free_at = [0] * len(schedule), [0] * len(schedule)
+    spaced: list[Row] = [[] for _ in schedule]
+    now, patience = 0, 0
+    longest = max(visual.width for visual in action_type_to_color_mapping.values())
+    while any(position[rank] < len(row) for rank, row in enumerate(schedule)):
+        patience += 1
         for rank, row in enumerate(schedule):
-            if busy_until[rank] > now:
-                waiting = False
+            if position[rank] == len(row):
                 continue
-            action = row[place[rank]] if place[rank] < len(row) else None
-            if action is not None and not clock.ready(action, now):
-                action = None
-            elif place[rank] < len(row):
-                place[rank] += 1
-                waiting = False
-            spaced[rank].append(action)
-            if action is not None:
-                busy_until[rank] = clock.start(action, now)
-        if waiting:
-            stuck = {rank: row[place[rank]] for rank, row in enumerate(schedule) if place[rank] < len(row)}
-            raise RuntimeError(f"No progress made in scheduling - possible deadlock. Ranks wait before {stuck}")
+            action = row[position[rank]]
+            if action is None or (now >= free_at[rank] and clock.is_ready(action, now)):
+                spaced[rank].append(action)
+                position[rank] += 1
+                patience = 0
+                if action is not None:
+                    free_at[rank] = clock.run(action, now)
+        for rank in range(len(schedule)):
+            if now >= free_at[rank]:
+                spaced[rank].append(None)
         now += 1
+        if patience > longest:
+            raise RuntimeError("No progress made in scheduling - possible deadlock")
     return spaced
 
 
-def visualize_schedule(schedule: Rows, filename: str | None = None) -> None:
-    """Draws the rows of get_schedule_ops, one colour per kind of action, into a file or else on the screen."""
+def visualize_schedule(schedule: list[Row], filename: str | None = None) -> None:
+    """Draws one row per rank, coloured by kind of action; into a file, or on the screen."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
     ranks = len(schedule)
-    longest = max((len(row) for row in schedule), default=0)
-    font_size = min(longest, ranks) + 4
-    figure, axes = plt.subplots(figsize=(longest + 2, ranks + 2))
-    shown: dict[_ComputationType, None] = {}
+    longest = max(len(row) for row in schedule)
+    size = min(longest, ranks) + 4
+    _, axes = plt.subplots(figsize=(longest + 2, ranks + 2))
+    used: dict[str, _ComputationTypeVisual] = {}
     right = 0
     for rank, row in enumerate(schedule):
         left, bottom = 0, ranks - rank - 1
@@ -228,31 +184,24 @@ def visualize_schedule(schedule: Rows, filename: str | None = None) -> None:
             if action is None:
                 left += 1
                 continue
-            shown[action.computation_type] = None
-            look, width = action_type_to_color_mapping[action.computation_type], _width(action)
+            visual = action_type_to_color_mapping.get(action.computation_type, _OTHER)
+            used[visual.text] = visual
             border = 1 if action.sub_actions is None else 2
             axes.add_patch(
-                Rectangle((left, bottom), width, 1, facecolor=look.color, edgecolor="black", linewidth=border)
+                Rectangle((left, bottom), visual.width, 1, facecolor=visual.color, edgecolor="black", linewidth=border)
             )
-            axes.text(
-                left + width / 2, bottom + 0.5, str(action), ha="center", va="center", fontsize=font_size, color="white"
-            )
-            left += width
+            middle = (left + visual.width / 2, bottom + 0.5)
+            axes.text(*middle, str(action), ha="center", va="center", fontsize=size, color="white")
+            left += visual.width
         right = max(right, left)
     axes.set_xlim(-0.5, right + 1)
     axes.set_ylim(-0.5, ranks + 0.5)
     axes.set_yticks([ranks - rank - 0.5 for rank in range(ranks)])
-    axes.set_yticklabels([f"Rank {rank}" for rank in range(ranks)], fontsize=font_size)
-    axes.set_xticks([])
-    axes.grid(False)
-    looks = [action_type_to_color_mapping[kind] for kind in shown]
-    axes.legend(
-        handles=[Rectangle((0, 0), 1, 1, facecolor=look.color, edgecolor="black", label=look.text) for look in looks],
-        loc="upper right",
-        fontsize=font_size,
-    )
+    axes.set_yticklabels([f"Rank {rank}" for rank in range(ranks)], fontsize=size)
+    axes.set_xticklabels([])
+    legend = [Rectangle((0, 0), 1, 1, facecolor=one.color, edgecolor="black", label=text) for text, one in used.items()]
+    axes.legend(handles=legend, loc="upper right", fontsize=size)
     if filename:
-        figure.savefig(filename, bbox_inches="tight")
-        plt.close(figure)
+        plt.savefig(filename, bbox_inches="tight")
     else:
         plt.show()

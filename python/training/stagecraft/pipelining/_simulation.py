@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ._actions import B, F, I, RECV_B, RECV_F, SEND_B, SEND_F, Table, _Action, _ComputationType
 from ._order_text import _format_pipeline_order
+from ._readiness import Needs, Turns
 
 
 class _Dependencies:
@@ -15,7 +16,7 @@ class _Dependencies:
         self._rank = stage_to_rank
         self._last = num_stages - 1
 
-    def alternatives(self, action: _Action) -> list[tuple[int, _Action]]:
+    def alternatives(self, action: _Action) -> Needs:
         if not isinstance(action.computation_type, _ComputationType):
             raise ValueError(f"Unsupported action type {action}")
         stage, kind, microbatch = action.stage_index, action.computation_type, action.microbatch_index
@@ -36,7 +37,7 @@ class _Dependencies:
         return []
 
     @staticmethod
-    def _on(rank: int, microbatch: int | None, *kinds: tuple[int, _ComputationType]) -> list[tuple[int, _Action]]:
+    def _on(rank: int, microbatch: int | None, *kinds: tuple[int, _ComputationType]) -> Needs:
         return [(rank, _Action(stage, kind, microbatch)) for stage, kind in kinds]
 
 
@@ -49,42 +50,28 @@ def _simulate_comms_compute(
     """
     dependencies = _Dependencies(stage_to_rank, num_stages)
     rows = {rank: [action for action in pipeline_order[rank] if action is not None] for rank in sorted(pipeline_order)}
-    position = dict.fromkeys(rows, 0)
+    turns = Turns(rows, lambda rank, action: [dependencies.alternatives(part) for part in action.parts])
     steps: Table = {rank: [] for rank in rows}
-    done: dict[int, set[_Action]] = {rank: set() for rank in rows}
 
-    def waits(action: _Action) -> bool:
+    def run(rank: int) -> _Action:
+        action = turns.next_action(rank)
         for part in action.parts:
-            needed = dependencies.alternatives(part)
-            if needed and not any(one in done.get(rank, ()) for rank, one in needed):
-                return True
-        return False
+            turns.finish(rank, part)
+        turns.advance(rank)
+        return action
 
-    def finish(rank: int, action: _Action) -> None:
-        done[rank].add(action)
-        done[rank].update(action.parts)
-        position[rank] += 1
-        if position[rank] == len(rows[rank]):
-            del position[rank]
-
-    for rank in [rank for rank in position if not rows[rank]]:
-        del position[rank]
-    while position:
+    while turns.position:
         progress = False
-        for rank in list(position):
-            action = rows[rank][position[rank]]
-            if waits(action):
-                steps[rank].append(None)
-            else:
-                steps[rank].append(action)
-                finish(rank, action)
+        for rank in list(turns.position):
+            if turns.is_ready(rank):
+                steps[rank].append(run(rank))
                 progress = True
-        for rank in list(position):
-            action = rows[rank][position[rank]]
-            if steps[rank][-1] is None and not waits(action):
-                steps[rank][-1] = action
-                finish(rank, action)
+            else:
+                steps[rank].append(None)
+        for rank in list(turns.position):
+            if steps[rank][-1] is None and turns.is_ready(rank):
+                steps[rank][-1] = run(rank)
         if not progress:
-            waiting = ", ".join(f"rank {rank} waits at {rows[rank][position[rank]]}" for rank in position)
+            waiting = ", ".join(f"rank {rank} waits at {turns.next_action(rank)}" for rank in turns.position)
             raise ValueError(f"Schedule is not progressing: {waiting}\n{_format_pipeline_order(steps)}")
     return steps

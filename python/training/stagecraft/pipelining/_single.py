@@ -12,18 +12,19 @@ from ._schedule_base import _PipelineSchedule
 from ._stage_base import _PipelineStageBase
 
 
-def _with_messages(row: Sequence[_Action | None]) -> list[_Action]:
-    """A message in before and one out after every forward and backward. At the ends of the pipeline they are empty."""
-    around = {F: (RECV_F, SEND_F), B: (RECV_B, SEND_B)}
+def _with_messages(row: Sequence[_Action | None], last_stage: int) -> list[_Action]:
+    """A message in before and one out after every forward and backward, except at the ends of the pipeline."""
     lowered: list[_Action] = []
     for action in row:
         if action is None:
             continue
-        receive, send = around.get(action.computation_type, (None, None))
-        if receive is not None:
-            lowered += [action._replace(computation_type=receive), action, action._replace(computation_type=send)]
-        else:
-            lowered.append(action)
+        inner = {F: (RECV_F, SEND_F), B: (RECV_B, SEND_B)}.get(action.computation_type)
+        starts, ends = (0, last_stage) if action.computation_type is F else (last_stage, 0)
+        if inner and action.stage_index != starts:
+            lowered.append(action._replace(computation_type=inner[0]))
+        lowered.append(action)
+        if inner and action.stage_index != ends:
+            lowered.append(action._replace(computation_type=inner[1]))
     return lowered
 
 
@@ -84,7 +85,8 @@ class PipelineScheduleSingle(_PipelineSchedule):
         table = self._compute_table()
         made_from = {rank: list(row) for rank, row in table.items()}
         if self._lowered is None or self._lowered[0] != made_from:
-            self._lowered = (made_from, {rank: _with_messages(row) for rank, row in table.items()})
+            last = self._num_stages - 1
+            self._lowered = (made_from, {rank: _with_messages(row, last) for rank, row in table.items()})
         return self._lowered[1], self._stage.stage_index
 
 
