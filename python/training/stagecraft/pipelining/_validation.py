@@ -28,7 +28,8 @@ class _Checker:
             what = f"{where}: Running {_NAMES[kind]} for stage {stage}, microbatch {microbatch}"
             if microbatch is None or not 0 <= microbatch < self._microbatches:
                 raise AssertionError(f"{what}, but microbatches go from 0 to {self._microbatches - 1}")
-            if microbatch in seen[kind] or (kind in (B, I) and microbatch in seen[B] | seen[I]):
+            alike = (B, I) if kind in (B, I) else (kind,)
+            if any(microbatch in seen[one] for one in alike):
                 raise AssertionError(f"{what} a second time")
             before = _BEFORE.get(kind)
             if before is not None and microbatch not in seen[before]:
