@@ -37,7 +37,7 @@ class AfterAFailure(unittest.TestCase):
             output, _, grads = on_one_device(model, x, target)
             for where in ("forward", "loss", "backward"):
                 with self.subTest(kind=kind.__name__, where=where), one_rank():
-                    countdown = [3]
+                    countdown = [1000]
 
                     def count(here, where=where, countdown=countdown):
                         if here == where:
