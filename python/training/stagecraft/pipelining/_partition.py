@@ -137,7 +137,7 @@ def partition(traced: fx.GraphModule, model: torch.nn.Module) -> tuple[fx.GraphM
 
 
 def _keep_signature(source: fx.Graph, target: fx.Graph) -> None:
-    codegen = copy.deepcopy(source._codegen)
+    codegen = copy.copy(source._codegen)
     info = getattr(codegen, "pytree_info", None)
     if info is not None:
         codegen.pytree_info = info._replace(out_spec=None)

@@ -206,7 +206,7 @@ class _Compiler:
             REDUCE_GRAD: self._reduce,
         }
         if not isinstance(kind, _ComputationType) or kind not in makers:
-            raise ValueError(f"{action=} is unknown or unsupported")
+            raise ValueError(f"action={tuple(action)} is unknown or unsupported")
         if stage_index not in self._stages:
             raise KeyError(f"{action} is in the row of a rank that holds stages {sorted(self._stages)}")
         return makers[kind](position, action, self._stages[stage_index])
