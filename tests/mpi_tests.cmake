@@ -11,13 +11,6 @@ function(stagecraft_mpi_test name launcher ranks program)
     ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_btl_vader_single_copy_mechanism=none")
 endfunction()
 
-# stagecraft_more(<test>...): only `make test-all` runs them.
-function(stagecraft_more)
-  foreach(test ${ARGN})
-    set_property(TEST ${test} PROPERTY LABELS more)
-  endforeach()
-endfunction()
-
 foreach(ranks 1 2 3 4 5)
   stagecraft_mpi_test(conformance.mpi.${ranks} "${undisturbed};${MPIEXEC_EXECUTABLE}" ${ranks} conformance_test --gtest_brief=1)
 endforeach()

@@ -29,10 +29,7 @@ stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime
                       unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
                       unit/model/operators_test.cpp)
 target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime ${PROJECT_SOURCE_DIR}/src/automatic)  # failures that no user can cause
-# What measures time has the machine for itself.
 set_property(TEST runtime_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-SlowRank.*)
-add_test(NAME runtime_test.measured COMMAND ${undisturbed} $<TARGET_FILE:runtime_test> --gtest_brief=1 --gtest_filter=SlowRank.*)
-set_tests_properties(runtime_test.measured PROPERTIES RUN_SERIAL ON)
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp
                       unit/checkpoint/interchange_test.cpp unit/checkpoint/checkpoints_test.cpp
                       unit/training/learning_rate_test.cpp unit/training/parameter_groups_test.cpp unit/training/fast_step_test.cpp)
@@ -47,11 +44,18 @@ set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_
 stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conformance/waits_test.cpp conformance/tensor_kinds_test.cpp
                       conformance/group_test.cpp unit/transport/waiting_test.cpp unit/transport/roll_call_test.cpp)
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
-# Who waits for whom is found out within a timeout: on a busy machine a rank may be too late to answer.
 set(about_waits "*Rules*Wait*:*Rules*Slow*:*Rules*Settling*:*Rules*Abort*")
 set_property(TEST conformance_test.1 APPEND PROPERTY ENVIRONMENT "GTEST_FILTER=-${about_waits}")
-add_test(NAME conformance_test.measured COMMAND ${undisturbed} $<TARGET_FILE:conformance_test> --gtest_brief=1 --gtest_filter=${about_waits})
-set_tests_properties(conformance_test.measured PROPERTIES RUN_SERIAL ON)
+# Who waits for whom is found out within a timeout: on a busy machine a rank may be too late to answer. They sleep most of the time.
+set(side_by_side "")
+foreach(part 0 1 2)
+  set(of ${CMAKE_COMMAND} -E env GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=${part})
+  list(APPEND side_by_side --beside ${of} $<TARGET_FILE:conformance_test> --gtest_brief=1 --gtest_filter=${about_waits}
+       --beside ${of} $<TARGET_FILE:runtime_test> --gtest_brief=1 --gtest_filter=SlowRank.*)
+endforeach()
+list(POP_FRONT side_by_side)
+add_test(NAME waits COMMAND ${undisturbed} ${side_by_side})
+set_tests_properties(waits PROPERTIES RUN_SERIAL ON)
 if(NOT STAGECRAFT_SANITIZE)  # it counts what is taken from the heap
   stagecraft_torch_test(allocations_test 1 unit/runtime/allocations_test.cpp)
   stagecraft_torch_test(bytes_test 1 unit/runtime/bytes_test.cpp)

@@ -99,6 +99,29 @@ class GoesOn(TrainCase):
         self.assertEqual(len(ours), steps + 10)
         self.assertEqual(ours, self.losses("--steps", steps + 10)[0])
 
+    def test_resumed_run_is_the_run_that_never_stopped(self):
+        """With dropout and shuffled rows; on other ranks too."""
+        dropout = self.language(0.2)
+        through, _ = self.losses("--ranks", 2, "--microbatches", 2, model=dropout)
+        for steps in (1, 3, 7) if ALL else (3,):
+            options = ("--ranks", 2, "--microbatches", 2, "--save", "state.safetensors", "--losses", "parts.csv", "--resume")
+            self.output(*self.arguments(*options, "--steps", steps, model=dropout))
+            text = self.output(*self.arguments(*options, model=dropout))
+            self.assertIn(f"going on from step {steps} of state.safetensors", text)
+            self.assertEqual(self.read_losses("parts.csv"), through)
+            (self.folder / "state.safetensors").unlink()
+        alone, *others = [], ["--ranks", 2], ["--ranks", 2, "--schedule", "ZBVZeroBubble"], ["--ranks", 3]
+        for options in others if ALL else others[1:2]:  # dropout is the same however the model is cut
+            with self.subTest(options=options):
+                self.output(*self.arguments("--microbatches", 2, "--save", "state.safetensors", "--losses", "parts.csv", "--steps", 3, *alone, model=dropout))
+                self.output(*self.arguments("--microbatches", 2, "--save", "state.safetensors", "--losses", "parts.csv", "--resume", *options, model=dropout))
+                self.assert_close(self.read_losses("parts.csv"), through)
+                (self.folder / "state.safetensors").unlink()
+        self.output(*self.arguments("--save", "state.safetensors", "--losses", "parts.csv", "--steps", 3, "--in-order"))
+        self.output(*self.arguments("--save", "state.safetensors", "--losses", "parts.csv", "--resume", "--in-order", "--ranks", 2,
+                                    "--microbatches", 4, "--schedule", "ZBVZeroBubble"))
+        self.assert_close(self.read_losses("parts.csv"), python_language(self.text))
+
 
 if MPIEXEC:
 
@@ -125,6 +148,20 @@ if MPIEXEC:
             done = self.started_by_mpi(*words())
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("rank 1: cannot read it", done.stderr)
+
+        def test_resumes_what_threads_saved(self):
+            dropout = self.language(0.2)
+            through, _ = self.losses("--ranks", 2, "--microbatches", 2, model=dropout)
+            options = ("--microbatches", 2, "--save", "state.safetensors", "--losses", "parts.csv", "--resume")
+            self.output(*self.arguments(*options, "--ranks", 2, "--steps", 3, model=dropout))
+            done = self.mpirun(*options, model=dropout)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.read_losses("parts.csv"), through)
+
+        def test_bad_data_ends_all_ranks(self):
+            done = self.mpirun(data={"tokens": self.text["tokens"]})
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("there is no tensor 'target'", done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Tests that measure time. One that fails while something else had the machine is run again, five times at most; a failure on a machine
-that was there all the time counts at once.
+that was there all the time counts at once. Commands that mostly wait may run beside each other.
 
-    python3 undisturbed.py COMMAND [ARGUMENT]...
+    python3 undisturbed.py COMMAND [ARGUMENT]... [--beside COMMAND [ARGUMENT]...]...
 """
 
 import subprocess
@@ -81,13 +81,24 @@ def undisturbed(attempt, name):
         wait_for_the_machine()
 
 
-def run_command():
-    code = subprocess.run(sys.argv[1:], check=False).returncode
-    assert code == 0, f"exit code {code}"
+def commands(words):
+    found = [[]]
+    for word in words:
+        if word == "--beside":
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def run(commands):
+    started = [subprocess.Popen(command) for command in commands]
+    codes = [process.wait() for process in started]
+    assert not any(codes), f"exit codes {codes}"
 
 
 if __name__ == "__main__":
     try:
-        undisturbed(run_command, sys.argv[1])
+        undisturbed(lambda: run(commands(sys.argv[1:])), sys.argv[1])
     except AssertionError:
         sys.exit(1)
