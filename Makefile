@@ -23,8 +23,8 @@ MORE_TEST_PACKAGES := libmpich-dev mpich
 SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
-.PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz crossings bench figures \
-  lint pictures wheel wheel-schedule test-python clean
+.PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream crossings \
+  bench figures lint pictures wheel wheel-schedule clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,20 @@ test-asan test-tsan: test-%: setup
 test-fuzz: packages
 	@$(call install_packages,$(SANITIZER_PACKAGES))
 	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz -j $(JOBS)
+
+# An environment that sees torch in .venv, so that the test tools stay out of there.
+build/upstream/.ready: | .venv/$(WHEELS)
+	@echo "test-upstream: installing pytest and what PyTorch's tests need into build/upstream"
+	@.venv/bin/python -m venv build/upstream
+	@.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(build/upstream/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth
+	@build/upstream/bin/pip install --quiet --disable-pip-version-check pytest pytest-timeout expecttest numpy \
+	  || { echo "test-upstream: pip failed: check the network" >&2; exit 1; }
+	@touch $@
+
+# Their files are not part of this project: TESTS says where they are, ONLY=test_stage runs one of them.
+test-upstream: torch build/upstream/.ready  ## PyTorch's own pipelining tests on stagecraft.pipelining; TESTS=a checkout of PyTorch
+	@[ -n "$(TESTS)" ] || { echo "test-upstream: say where PyTorch's tests are: make test-upstream TESTS=path/to/pytorch (a checkout of v$(TORCH_VERSION))" >&2; exit 2; }
+	@build/upstream/bin/python tests/python/upstream/run.py "$(TESTS)" $(ONLY)
 
 crossings: setup  ## Random crossings of features against one device, for SECONDS (3600)
 	@cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) --target crossings_test

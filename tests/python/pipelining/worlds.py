@@ -29,6 +29,8 @@ def _rank_main(work, rank, ranks, path, results, args):
         dist.destroy_process_group()
     except BaseException:
         results.put((rank, traceback.format_exc(), None))
+        results.close()
+        results.join_thread()
         os._exit(1)
 
 

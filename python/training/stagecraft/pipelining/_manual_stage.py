@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from . import _inference
-from ._data_parallel import fsdp_modules
+from ._data_parallel import around_forward, fsdp_modules
 from ._metadata_checks import (
     validate_and_normalize_to_tuple,
     validate_static_arg_grad_correspondence,
@@ -153,7 +153,8 @@ class PipelineStage(_PipelineStageBase):
         self._sizes, self._ran = [], []
         for tensors, first in zip(inputs, firsts, strict=True):
             keywords = _inference.stand_in_keywords(kwarg_mbs[first])
-            with _inference.untouched(self.submod), torch.enable_grad() if has_backward else torch.no_grad():
+            grad_mode = torch.enable_grad() if has_backward else torch.no_grad()
+            with _inference.untouched(self.submod), around_forward(self.submod), grad_mode:
                 output = self._compute_outputs(*tensors, module=self.submod, **keywords)
             outputs = self._described_outputs(output)
             self._sizes.append(_StageMeta(extract_tensor_metas(tensors), extract_tensor_metas(outputs)))

@@ -35,11 +35,14 @@ def validate_and_normalize_to_tuple(args: Any, allow_none: bool = False) -> tupl
     return tuple(args)
 
 
-def _report(message: str, raise_on_mismatch: bool, warn_on_mismatch: bool) -> None:
+def _report(desc: str, what: str, raise_on_mismatch: bool, warn_on_mismatch: bool) -> str:
+    """Raises, warns or does neither. Returns the message."""
+    message = f"{desc}: {what}"
     if raise_on_mismatch:
         raise PipeliningMetadataError(message)
     if warn_on_mismatch:
-        warnings.warn(f"{message}. The inferred description is used.", UserWarning, stacklevel=4)
+        warnings.warn(f"{desc}: Metadata mismatch. {what}. What was found out is used.", UserWarning, stacklevel=4)
+    return message
 
 
 def validate_metadata(
@@ -58,7 +61,7 @@ def validate_metadata(
     else:
         differences = expected.get_diff(actual)
     if differences:
-        _report(f"{desc}: {'; '.join(differences)}", raise_on_mismatch, warn_on_mismatch)
+        _report(desc, "; ".join(differences), raise_on_mismatch, warn_on_mismatch)
     return differences
 
 
@@ -72,20 +75,16 @@ def validate_tensors_metadata(
 ) -> list[str]:
     """validate_metadata for each of several values; a None must face a None."""
     if len(expected) != len(actual):
-        message = f"{desc}: expected {len(expected)} tensors, got {len(actual)}"
-        _report(message, raise_on_mismatch, warn_on_mismatch)
-        return [message]
+        counts = f"expected {len(expected)} tensors, got {len(actual)}"
+        return [_report(desc, counts, raise_on_mismatch, warn_on_mismatch)]
     differences = []
     for index, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
         if wanted is None and got is None:
             continue
         if wanted is None or got is None:
-            message = (
-                f"{desc}[{index}]: expected {'None' if wanted is None else 'metadata'}, "
-                f"got {'None' if got is None else 'metadata'}"
-            )
-            _report(message, raise_on_mismatch, warn_on_mismatch)
-            differences.append(message)
+            one, other = ("None", "metadata") if wanted is None else ("metadata", "None")
+            what = f"expected {one}, got {other}"
+            differences.append(_report(f"{desc}[{index}]", what, raise_on_mismatch, warn_on_mismatch))
             continue
         differences += validate_metadata(
             f"{desc}[{index}]",

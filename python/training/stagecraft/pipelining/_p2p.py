@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ._tensor_meta import TensorMeta
 
@@ -67,6 +68,8 @@ def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as a contiguous tensor: the form in which it travels. Copies only if there are gaps or overlaps."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.wait()
     if tensor.is_contiguous():
         return tensor
     if not _is_dense(tensor.shape, tensor.stride()):

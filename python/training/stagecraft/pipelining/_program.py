@@ -216,8 +216,10 @@ class _Compiler:
     def _arrivals(self, kind: _ComputationType) -> dict[tuple[int, int], list[dist.Work]]:
         return self._arrived_forward if kind in (RECV_F, F) else self._arrived_backward
 
-    def _send(self, position: int, action: _Action, stage: _PipelineStageBase) -> Operation:
+    def _send(self, position: int, action: _Action, stage: _PipelineStageBase) -> Operation | None:
         microbatch, forward = action.microbatch_index, action.computation_type is SEND_F
+        if action.stage_index + (1 if forward else -1) in self._stages:
+            return None  # handed over
         drop = self._forward_only and hasattr(stage, "fwd_cache")
 
         def run(step: Step) -> None:
@@ -230,8 +232,10 @@ class _Compiler:
 
         return run
 
-    def _receive(self, position: int, action: _Action, stage: _PipelineStageBase) -> Operation:
+    def _receive(self, position: int, action: _Action, stage: _PipelineStageBase) -> Operation | None:
         microbatch, forward = action.microbatch_index, action.computation_type is RECV_F
+        if action.stage_index - (1 if forward else -1) in self._stages:
+            return None
         key = (action.stage_index, microbatch)
         arrivals = self._arrivals(action.computation_type)
         what = "forward" if forward else "backward"

@@ -191,6 +191,8 @@ class _PipelineSchedule(ABC):
         arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         context = _PipelineContext(self, arg_mbs, kwarg_mbs, target_mbs, losses)
         step = Step(self, arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs, context)
+        for stage in self._local_stages():
+            stage.has_backward = self._has_backward
         self._forget_last_step()
         engine = _engine.faster_engine(self, step)
         if engine is not None:

@@ -64,7 +64,7 @@ class StageMessages:
     def _receive(self, infos: tuple[_RecvInfo, ...], backward: bool, chunk_id: int) -> list[dist.P2POp]:
         operations = []
         for slot, info in enumerate(infos):
-            if info.is_root_arg or info.tensor_meta is None or self._is_same_rank(info.source):
+            if info.is_root_arg or info.tensor_meta is None:
                 continue
             info.buffer = _make_tensor_from_meta(info.tensor_meta, self.device)
             tag = message_tag(backward, self.stage_index, chunk_id, slot)
@@ -167,7 +167,7 @@ class StageMessages:
         operations = []
         for index, output in enumerate(self.fwd_cache[fwd_chunk_id][0]):
             for stage in self.act_send_info[index]:
-                if stage is None or self._is_same_rank(stage):
+                if stage is None:
                     continue
                 tensor = to_local_if_dtensor(output, detach=True)
                 meta = self._sent_meta(fwd_chunk_id, index)
@@ -211,12 +211,10 @@ class StageMessages:
             if meta is None:
                 if grad is not None:
                     raise PipeliningMetadataError(
-                        f"{what}: backward produced a {type(grad).__name__} gradient, but stage {stage} expects none: when "
-                        "the stages exchanged what they will send, this input had no gradient. A DTensor's gradient cannot "
-                        "be described without running: give input_grads, or start with a microbatch that produces it."
+                        f"{what}: backward produced a {type(grad).__name__} gradient, but stage {stage} expects none. "
+                        "DTensor grad metadata cannot be derived from the DTensor: give input_grads, or begin with a "
+                        "microbatch that produces this gradient."
                     )
-                continue
-            if self._is_same_rank(stage):
                 continue
             if grad is None:
                 tensor = _make_tensor_from_meta(meta, self.device).zero_()
