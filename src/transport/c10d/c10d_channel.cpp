@@ -1,6 +1,7 @@
 #include "c10d_channel.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "stagecraft/core/error.h"
 
@@ -113,6 +114,12 @@ void C10dChannel::tell(RankId to, const Notice& notice) {
 
 void C10dChannel::wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) {
   constexpr auto kOften = std::chrono::milliseconds(100);
+  // A message often comes within microseconds, sooner than a sleeping thread wakes up. Others that need the core get it.
+  constexpr auto kSpin = std::chrono::microseconds(100);
+  while (Clock::now() - since < kSpin) {
+    if (news() != seen || Clock::now() >= until) return;
+    std::this_thread::yield();
+  }
   if (!while_waiting_) return mailbox_->wait_for_news(seen, until);
   const auto now = Clock::now();
   if (now - since >= kOften) while_waiting_();

@@ -170,8 +170,8 @@ void Line::receive() {
       posted.pop_front();
       first.work->wait(kForever);
       if (*static_cast<const char*>(first.bytes.const_data_ptr()) == kGoodbye) break;
-      posted.push_back(post_envelope());
       take_in({static_cast<const char*>(first.bytes.const_data_ptr()), wire::kEnvelopeBytes});
+      posted.push_back(post_envelope());
     }
   } catch (const std::exception& error) {
     lose(first_line(error));

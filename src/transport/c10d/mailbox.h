@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -76,13 +77,10 @@ class Mailbox {
     std::erase_if(coming_, [&](const Entry& one) { return one.step < next; });
   }
 
-  [[nodiscard]] std::uint64_t news() {
-    const std::lock_guard lock(mutex_);
-    return news_;
-  }
+  [[nodiscard]] std::uint64_t news() const { return news_.load(std::memory_order_acquire); }
   void wait_for_news(std::uint64_t seen, Clock::time_point until) {
     std::unique_lock lock(mutex_);
-    arrival_.wait_until(lock, until, [&] { return news_ != seen; });
+    arrival_.wait_until(lock, until, [&] { return news() != seen; });
   }
   void wake() {
     const std::lock_guard lock(mutex_);
@@ -98,7 +96,7 @@ class Mailbox {
     }
   }
   void ring() {
-    ++news_;
+    news_.fetch_add(1, std::memory_order_release);
     arrival_.notify_all();
   }
 
@@ -107,7 +105,7 @@ class Mailbox {
   std::deque<Entry> entries_;  // in the order of arrival
   std::deque<Entry> coming_;
   std::uint64_t first_step_ = 0;
-  std::uint64_t news_ = 0;
+  std::atomic<std::uint64_t> news_ = 0;  // changed under the lock; read without it by a thread about to sleep
 };
 
 }  // namespace stagecraft::wire
