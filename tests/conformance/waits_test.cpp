@@ -1,6 +1,7 @@
 // Waits that take too long: for messages, collectives and the ends of steps.
 
 #include "conformance/fabrics.h"
+#include "support/slow_motion.h"
 
 namespace stagecraft::conformance {
 namespace {
@@ -8,9 +9,9 @@ namespace {
 TEST_P(RulesForThree, SettlingWaitsForAllAndSaysWhoIsMissing) {
   run([](Transport& transport) {
     if (transport.rank() == RankId(1)) {
-      std::this_thread::sleep_for(1s);
+      std::this_thread::sleep_for(slowly(1s));
     } else {
-      EXPECT_THAT(message_of([&] { transport.settle(100ms); }),
+      EXPECT_THAT(message_of([&] { transport.settle(slowly(100ms)); }),
                   HasSubstr("for the end of the step on rank 1, which does not wait for any rank"));
     }
     EXPECT_FALSE(transport.settle(kPatience).has_value());
@@ -22,11 +23,11 @@ TEST_P(RulesForFour, ASlowRankIsNamedByAllThatWaitForEachOther) {
     const RankId rank = transport.rank();
     const RankId slow(2), next((rank.value + 1) % 4);
     if (rank == slow) {
-      std::this_thread::sleep_for(1500ms);
+      std::this_thread::sleep_for(slowly(1500ms));
     } else {  // 3 waits for 0, 0 for 1, 1 for 2
       const auto begin = std::chrono::steady_clock::now();
       try {
-        transport.receive(next, tag(0), 300ms);
+        transport.receive(next, tag(0), slowly(300ms));
         ADD_FAILURE() << "a message came that was never sent";
       } catch (const TimeoutError& error) {
         EXPECT_EQ(error.peer(), slow) << error.what();
@@ -37,7 +38,7 @@ TEST_P(RulesForFour, ASlowRankIsNamedByAllThatWaitForEachOther) {
       }
       // The slow rank has already had the whole timeout, and gets no second one to reach the end of the step.
       EXPECT_THAT(message_of([&] { transport.settle(kPatience); }), HasSubstr("look at what rank 2 does"));
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, 1300ms);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, slowly(1300ms));
     }
     // Later it arrives, and all ranks are synchronised again.
     const auto failure = settle_when_all_have_come(transport);
@@ -53,7 +54,7 @@ TEST_P(RulesForFour, ASlowRankIsNamedByAllThatWaitForEachOther) {
 TEST_P(RulesForTwo, RanksThatWaitForEachOtherAreToldSo) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
-    const std::string said = message_of([&] { transport.receive(peer, tag(0), 200ms); });
+    const std::string said = message_of([&] { transport.receive(peer, tag(0), slowly(200ms)); });
     EXPECT_THAT(said, HasSubstr("which waits for others that wait for it"));
     EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
@@ -62,13 +63,13 @@ TEST_P(RulesForTwo, RanksThatWaitForEachOtherAreToldSo) {
 TEST_P(RulesForTwo, AThreadBesideTheMainOneDoesNotHideThatARankIsSlow) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
-    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(3s));
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(slowly(3s)));
     if (transport.rank() == RankId(1)) {
       std::thread beside([&] { group.barrier(); });  // it waits for rank 0 all the time
-      std::this_thread::sleep_for(800ms);
+      std::this_thread::sleep_for(slowly(800ms));
       beside.join();
     } else {
-      EXPECT_THAT(message_of([&] { transport.receive(peer, tag(0), 200ms); }),
+      EXPECT_THAT(message_of([&] { transport.receive(peer, tag(0), slowly(200ms)); }),
                   HasSubstr("rank 1, which does not wait for any rank"));
       // Lets rank 1's other thread finish.
       group.barrier();
@@ -80,15 +81,15 @@ TEST_P(RulesForTwo, AThreadBesideTheMainOneDoesNotHideThatARankIsSlow) {
 TEST_P(RulesForTwo, ARankThatRestsWaitsForWhatItsOtherThreadsWaitFor) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);
-    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(3s));
+    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), Timeout(slowly(3s)));
     if (transport.rank() == RankId(1)) {
       std::thread beside([&] { group.barrier(); });
       transport.set_resting(true);
       beside.join();
       transport.set_resting(false);
     } else {
-      std::this_thread::sleep_for(100ms);
-      EXPECT_THAT(message_of([&] { transport.receive(peer, tag(0), 200ms); }),
+      std::this_thread::sleep_for(slowly(100ms));
+      EXPECT_THAT(message_of([&] { transport.receive(peer, tag(0), slowly(200ms)); }),
                   HasSubstr("which waits for others that wait for it"));
       group.barrier();
     }
@@ -98,18 +99,19 @@ TEST_P(RulesForTwo, ARankThatRestsWaitsForWhatItsOtherThreadsWaitFor) {
 
 TEST_P(RulesForTwo, AWaitOfACollectiveSaysWhatItIsFor) {
   run([](Transport& transport) {
-    MessageGroup named(transport, {RankId(0), RankId(1)}, 7, 100ms);
+    MessageGroup named(transport, {RankId(0), RankId(1)}, 7, slowly(100ms));
     if (transport.rank() == RankId(0)) {
       EXPECT_THAT(message_of([&] {
                     const auto during = named.during("the average of the gradients of stage 3");
                     named.all_reduce(at::ones({4}));
                   }),
-                  HasSubstr("rank 0 waited 100 ms for the average of the gradients of stage 3 from rank 1"));
+                  HasSubstr("rank 0 waited " + in_ms(slowly(100ms)) +
+                            " for the average of the gradients of stage 3 from rank 1"));
       EXPECT_THAT(message_of([&] { named.all_reduce(at::ones({4})); }),
                   HasSubstr("for the all_reduce of group 7 from"));
       EXPECT_THAT(message_of([&] { named.barrier(); }), HasSubstr("for the barrier of group 7 from rank 1"));
     } else {
-      std::this_thread::sleep_for(1s);
+      std::this_thread::sleep_for(slowly(1s));
     }
     transport.abort({transport.rank(), "done"});
     EXPECT_TRUE(settle_when_all_have_come(transport).has_value());

@@ -24,7 +24,7 @@ import unittest
 import uuid
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
-from undisturbed import NotStarted, undisturbed  # noqa: E402
+from undisturbed import NotStarted, slowly, undisturbed  # noqa: E402
 from marked_processes import marked  # noqa: E402
 
 PROGRAM = os.environ["FAULT_PROGRAM"]
@@ -76,8 +76,8 @@ class Run:
 
 def under_mpi(fault, rank, action, ranks=RANKS, replicas=1, more=()):
     mark = f"--stagecraft-mark={uuid.uuid4()}"
-    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * TIMEOUT)), "1", str(replicas), *more, mark]
-    return Run(command, 2 * TIMEOUT + GRACE, mark)
+    command = [*MPIEXEC, "-n", str(ranks), PROGRAM, fault, str(rank), str(action), str(int(1000 * slowly(TIMEOUT))), "1", str(replicas), *more, mark]
+    return Run(command, slowly(2 * TIMEOUT + GRACE), mark)
 
 
 def lost(rank):
@@ -113,7 +113,7 @@ class Accidents(unittest.TestCase):
             undisturbed(attempt, f"{self.id()} {what}")
 
     def assert_soon(self, run):
-        self.assertLess(run.seconds, TIMEOUT + GRACE)
+        self.assertLess(run.seconds, slowly(TIMEOUT + GRACE))
 
     def test_a_rank_throws(self):
         for rank, action in self.places(3):
@@ -175,8 +175,8 @@ class Accidents(unittest.TestCase):
 
     def run_another_program(self):
         mark = f"--stagecraft-mark={uuid.uuid4()}"
-        ours = [PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
-        run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", "60"], TIMEOUT + GRACE, mark)
+        ours = [PROGRAM, "none", "0", "0", str(int(1000 * slowly(TIMEOUT))), mark]
+        run = Run([*MPIEXEC, "-n", "2", *ours, ":", "-n", "1", "sleep", str(int(slowly(60)))], slowly(TIMEOUT + GRACE), mark)
         self.assertTrue(run.ended_in_time, run.output)
         self.assertNotEqual(run.code, 0)
         self.assertIn("Do all run this program?", run.output)
@@ -196,7 +196,7 @@ class Accidents(unittest.TestCase):
     def test_threads(self):
         for rank, action in self.places(3):
             def attempt(rank=rank, action=action):
-                run = Run([PROGRAM, "throw", str(rank), str(action), "5000", str(RANKS)], TIMEOUT + GRACE)
+                run = Run([PROGRAM, "throw", str(rank), str(action), str(int(1000 * slowly(TIMEOUT))), str(RANKS)], slowly(TIMEOUT + GRACE))
                 self.assertEqual(run.code, 1, run.output)
                 self.assertIn(f"rank {rank}, step", run.output)
                 self.assertIn("the accident that was asked for", run.output)
@@ -206,7 +206,7 @@ class Accidents(unittest.TestCase):
         rank, action = draw.randrange(4), draw.randrange(100)
 
         def attempt():
-            run = Run([PROGRAM, "throw", str(rank), str(action), "5000", "2", "2"], TIMEOUT + GRACE)
+            run = Run([PROGRAM, "throw", str(rank), str(action), str(int(1000 * slowly(TIMEOUT))), "2", "2"], slowly(TIMEOUT + GRACE))
             self.assertEqual(run.code, 1, run.output)
             self.assertIn(f"rank {rank} (rank {rank // 2} of replica {rank % 2}), step", run.output)
         self.trying(attempt, rank=rank, action=action)
@@ -231,7 +231,7 @@ class Trial:
         return f"{self.fault} on rank {self.rank} at action {self.action}, {self.ranks} ranks x {self.replicas} as {'threads' if self.in_threads else 'processes'}"
 
     def run(self):
-        arguments = [PROGRAM, self.fault, str(self.rank), str(self.action), str(int(1000 * self.TIMEOUT)), str(self.ranks), str(self.replicas), self.mark]
+        arguments = [PROGRAM, self.fault, str(self.rank), str(self.action), str(int(1000 * slowly(self.TIMEOUT))), str(self.ranks), str(self.replicas), self.mark]
         if not self.in_threads:
             arguments = [*MPIEXEC, "-n", str(self.ranks * self.replicas), *arguments]
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True, text=True)
@@ -240,7 +240,7 @@ class Trial:
         reader = threading.Thread(target=lambda: self.lines.extend((time.monotonic(), line.rstrip("\n")) for line in process.stdout))
         reader.start()
         try:
-            self.code = process.wait(4 * self.TIMEOUT + 60)
+            self.code = process.wait(slowly(4 * self.TIMEOUT + 60))
         except subprocess.TimeoutExpired:
             self.code = None
             os.killpg(process.pid, signal.SIGKILL)
@@ -275,8 +275,8 @@ class Trial:
         if self.faults():
             return []
         begin = next(when for when, line in self.lines if line.startswith("accident at"))
-        after = {other: self.said(other)[0][0] - begin - self.TIMEOUT for other in self.others}
-        return [f"rank {other} ended {seconds:.2f} s after the timeout" for other, seconds in after.items() if seconds > 1]
+        after = {other: self.said(other)[0][0] - begin - slowly(self.TIMEOUT) for other in self.others}
+        return [f"rank {other} ended {seconds:.2f} s after the timeout" for other, seconds in after.items() if seconds > slowly(1)]
 
 
 class Trials(unittest.TestCase):
@@ -377,14 +377,14 @@ class LostLink(unittest.TestCase):
             seconds_before = time.monotonic() - begin
             self.far.cut()
 
-        command = [*self.launcher, "-n", "2", PROGRAM, "none", "0", "0", str(int(1000 * TIMEOUT)), mark]
-        run = Run(command, 2 * TIMEOUT + GRACE, mark, cut)
+        command = [*self.launcher, "-n", "2", PROGRAM, "none", "0", "0", str(int(1000 * slowly(TIMEOUT))), mark]
+        run = Run(command, slowly(2 * TIMEOUT + GRACE), mark, cut)
         self.assertTrue(run.ended_in_time, run.output)
         self.assertNotEqual(run.code, 0, run.output)
         self.assertIn("rank 0: rank 1 has been silent", run.output)
         self.assertIn("waiting for the", run.output)
         self.assertEqual(run.orphans, [])
-        self.assertLess(run.seconds, seconds_before + TIMEOUT + GRACE)
+        self.assertLess(run.seconds, seconds_before + slowly(TIMEOUT + GRACE))
 
 
 def load_tests(loader, standard_tests, _pattern):

@@ -1,9 +1,10 @@
-"""Tests that measure time. One that fails while something else had the machine is run again, five times at most; a failure on a machine
-that was there all the time counts at once. Commands that mostly wait may run beside each other.
+"""Tests that measure time. One that fails while something else had the machine is run again, five times at most, and each time all its times
+are longer; a failure on a machine that was there all the time counts at once. Commands that mostly wait may run beside each other.
 
     python3 undisturbed.py COMMAND [ARGUMENT]... [--beside COMMAND [ARGUMENT]...]...
 """
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,8 +13,13 @@ import time
 PERIOD = 0.01
 MOST_AT_ONCE = 0.15  # seconds that a sleeper may be woken late
 MOST_IN_ALL = 0.03  # of the time, late or stolen
-ATTEMPTS = 5
-LONGEST_WAIT = 120  # seconds for the machine to come back
+SLOWER = [1, 2, 4, 8, 8]  # times: of each attempt
+LONGEST_WAIT = 30  # seconds for the machine to come back
+
+
+def slowly(seconds):
+    """What a test takes for so many seconds in this attempt. C++ has the same: slow_motion.h."""
+    return seconds * int(os.environ.get("STAGECRAFT_TEST_TIMES_SLOWER", 1))
 
 
 def stolen_ticks():
@@ -68,13 +74,14 @@ class NotStarted(AssertionError):
 
 def undisturbed(attempt, name):
     """What `attempt` returns, once it does not raise an AssertionError that the machine may be the reason of."""
-    for number in range(1, ATTEMPTS + 1):
+    for number, slower in enumerate(SLOWER, 1):
+        os.environ["STAGECRAFT_TEST_TIMES_SLOWER"] = str(slower)
         watch = Watch()
         try:
             with watch:
                 return attempt()
         except AssertionError as error:
-            if number == ATTEMPTS or not (watch.was_disturbed() or isinstance(error, NotStarted)):
+            if number == len(SLOWER) or not (watch.was_disturbed() or isinstance(error, NotStarted)):
                 print(f"{name}, attempt {number}: {watch}", flush=True)
                 raise
             print(f"{name}, once more after attempt {number}: {watch}\n{error}", flush=True)

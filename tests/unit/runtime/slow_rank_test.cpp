@@ -6,6 +6,7 @@
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/runtime/together.h"
 #include "support/every_setting.h"
+#include "support/slow_motion.h"
 
 namespace stagecraft {
 namespace {
@@ -13,8 +14,8 @@ namespace {
 using namespace pipeline_testing;
 using namespace std::chrono_literals;
 
-constexpr auto kTimeout = 600ms;
-constexpr auto kMuchLonger = 2400ms;
+const Timeout kTimeout = slowly(600ms);
+const Timeout kMuchLonger = slowly(2400ms);
 
 /// The errors of the ranks of one run, and whether the ranks that are not slow ended within a second of the timeout.
 class SlowRank {
@@ -25,7 +26,8 @@ class SlowRank {
     run_ranks({.ranks = ranks_, .replicas = replicas_, .threads_per_rank = 1, .timeout = kTimeout}, [&](World& world) {
       const int rank = world.world_rank().value;
       sayings.add(RankId(rank), message_of([&] { program(world); }));
-      EXPECT_TRUE(rank == slow_ || seconds_now() - slept_.load() < 1.6) << "rank " << rank << " ended late";
+      EXPECT_TRUE(rank == slow_ || seconds_now() - slept_.load() < in_seconds(slowly(1600ms)))
+          << "rank " << rank << " ended late";
     });
   }
   void sleep() {
@@ -60,7 +62,8 @@ TEST(SlowRank, IsNamedByAllAndTheWorldIsOver) {
       // Ranks are in different steps now: none of them can be trusted.
       const double begin = seconds_now();
       const std::string second = message_of([&] { pipeline.step({x}, {.target = x}); });
-      EXPECT_LT(seconds_now() - begin, 0.6) << "it does not begin: the slow rank would sleep again";
+      EXPECT_LT(seconds_now() - begin, in_seconds(slowly(600ms)))
+          << "it does not begin: the slow rank would sleep again";
       EXPECT_THAT(second, HasSubstr("look at what rank " + std::to_string(slow) + " does"));
       throw std::runtime_error(first);
     });
@@ -111,11 +114,11 @@ TEST(SlowRank, WhoseReplicasWaitForItIsNamedByAllAndTheAverageToo) {
 
 TEST(SlowRank, WhoWaitsForItSaysWhatFor) {
   Sayings sayings;
-  run_ranks({.ranks = 2, .timeout = std::chrono::milliseconds(300)}, [&](World& world) {
+  run_ranks({.ranks = 2, .timeout = slowly(300ms)}, [&](World& world) {
     auto module = layer();
     Stage stage = make_stage(world.rank().value, module.ptr(), [&, module](const StageCall& call) mutable -> Value {
       if (world.is_first() && call.microbatch == MicrobatchId(1)) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(800));
+        std::this_thread::sleep_for(slowly(800ms));
       }
       return module->forward(call.tensor(0));
     });
@@ -123,8 +126,8 @@ TEST(SlowRank, WhoWaitsForItSaysWhatFor) {
     const Tensor x = at::randn({4, 4});
     sayings.add(world.rank(), message_of([&] { pipeline.step({x}, {.target = x}); }));
   });
-  EXPECT_THAT(sayings.of(1), HasSubstr("waited 300 ms for the activation of microbatch 1 from stage 0 to stage 1 from "
-                                       "rank 0"));
+  EXPECT_THAT(sayings.of(1), HasSubstr("waited " + in_ms(slowly(300ms)) +
+                                       " for the activation of microbatch 1 from stage 0 to stage 1 from rank 0"));
   EXPECT_THAT(sayings.of(1), HasSubstr("1F1"));
 }
 
