@@ -50,16 +50,19 @@ TEST_P(Exchange, EveryoneToEveryoneInAnyOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, Exchange,
+std::string name_of_case(const testing::TestParamInfo<Case>& test) {
+  const auto& [fabric, ranks, size, type] = test.param;
+  return fabric.name + "_" + std::to_string(ranks) + "ranks_" + std::to_string(size) + "_" + c10::toString(type);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Transports, Exchange,
+    testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()), testing::Values(0, 1, 17),
+                     testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kBool)),
+    name_of_case);
+INSTANTIATE_TEST_SUITE_P(LargeOnes, Exchange,
                          testing::Combine(testing::ValuesIn(fabrics()), testing::ValuesIn(numbers_of_ranks()),
-                                          testing::Values(0, 1, 17, 70'000),
-                                          testing::Values(at::kFloat, at::kDouble, at::kLong, at::kBFloat16,
-                                                          at::kBool)),
-                         [](const auto& test) {
-                           return std::get<0>(test.param).name + "_" + std::to_string(std::get<1>(test.param)) +
-                                  "ranks_" + std::to_string(std::get<2>(test.param)) + "_" +
-                                  c10::toString(std::get<3>(test.param));
-                         });
+                                          testing::Values(70'000), testing::Values(at::kFloat, at::kBFloat16)),
+                         name_of_case);
 
 TEST_P(RulesForTwo, TagsKeepMessagesApart) {
   run([](Transport& transport) {

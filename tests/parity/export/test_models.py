@@ -11,7 +11,7 @@ import torch
 from jobs import cast
 
 ALL = "STAGECRAFT_TEST_ALL" in os.environ  # all models, also in float32, and cut at every place
-SOME = ("keywords", "in_place", "regions", "gpt", "llama", "convolution")
+SOME = ("keywords", "regions", "gpt", "convolution")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -96,7 +96,7 @@ class ExportedModels(jobs.JobsCase):
         torch.manual_seed(1)
         all_jobs.append(self.job("autocast", models.Autocast(), [torch.randn(8, 8)], {}, dtype=torch.float32, microbatches=[1]))
         results = self.compare(all_jobs)
-        for name in ("gpt_64", "llama_64"):
+        for name in ("gpt_64", "llama_64") if ALL else ("gpt_64",):
             self.assertEqual(results[name]["ties"], 1, "embedding and head are one parameter")
 
     def test_evaluation(self):
