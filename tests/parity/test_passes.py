@@ -16,7 +16,7 @@ COMPOSED = (
     f"{LOWERED},defer_receives",
     f"merge_backward,{LOWERED}",
 )
-RANDOM_SCHEDULES = 300 if settings.ALL else 75
+RANDOM_SCHEDULES = 300 if settings.ALL else 40
 
 
 class GeneratedSchedules(parity_case.ParityCase):
