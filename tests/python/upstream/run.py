@@ -25,10 +25,16 @@ def find_tests(folder):
     return None
 
 
+def package():
+    """With the C++ runtime behind it where that is built (make test-python), otherwise Python alone."""
+    built = PROJECT / "build" / "python"
+    return built if list(built.glob("stagecraft/torch/_runtime*.so")) else PROJECT / "python" / "training"
+
+
 def environment(tests, folder):
     """Ours first: a shim beside the tests takes precedence over the one here."""
     shim = folder / "shim" if (folder / "shim" / "sitecustomize.py").exists() else HERE / "shim"
-    paths = [shim, tests, *(PROJECT / "python" / part for part in ("training",))]
+    paths = [shim, tests, package()]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [*paths, *filter(None, [os.environ.get("PYTHONPATH")])])),
@@ -82,6 +88,7 @@ def main():
         )
         return 2
     settings = environment(tests, folder)
+    print(f"test-upstream: {tests} on {package()}", flush=True)
     wanted = set(sys.argv[2:])
     files = [test for test in sorted(tests.glob("test_*.py")) if not wanted or test.stem in wanted]
     results = [run(test, settings) for test in files]
