@@ -40,23 +40,33 @@ def parallel_pairs(count, mesh, layout):
 
 
 def microbatches_on_one_device(model, x, target, count):
-    """Gradients, and per stage what entered and left it in the first microbatch, with gradients."""
+    """Gradients, and per stage what enters and leaves it in the first microbatch, with gradients.
+
+    Every stage begins with leaves, as in a pipeline: the gradient of a leaf is placed as the backward leaves it (here a partial
+    sum), where autograd would have redistributed that of a value in the middle of a graph.
+    """
     examples = []
     for part, wanted in zip(
         _split_tensor(x, TensorChunkSpec(0), count), _split_tensor(target, TensorChunkSpec(0), count), strict=True
     ):
-        values = [part.detach().requires_grad_(True)]
+        inputs, outputs = [part.detach().requires_grad_(True)], []
         for layer in model:
-            values.append(layer(values[-1]))
-            values[-1].retain_grad()
-        mean_loss(values[-1], wanted).backward()
-        examples.append(values)
+            outputs.append(layer(inputs[-1]))
+            inputs.append(outputs[-1].detach().requires_grad_(True))
+        mean_loss(outputs[-1], wanted).backward()
+        for output, following in reversed(list(zip(outputs[:-1], inputs[1:]))):
+            output.backward(following.grad)
+        examples.append(inputs)
     grads = {name: parameter.grad.full_tensor() / count for name, parameter in model.named_parameters()}
     model.zero_grad()
     return grads, examples[0]
 
 
-def train(rank, ranks, kind, layout, given):
+def train_all(rank, ranks, cases):
+    return [train(*case) for case in cases]
+
+
+def train(kind, layout, given, mislabelled=False):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "tensor"))
     tensor_mesh, place = mesh["tensor"], mesh["pipeline"].get_local_rank()
     per_rank = stages_per_rank(kind)
@@ -68,11 +78,15 @@ def train(rank, ranks, kind, layout, given):
         if not given:
             return {}
         last = n == len(model) - 1
+        grads = [values[n].grad if n > 0 else None, values[n + 1].grad if not last else None]
+        if mislabelled:
+            grads = [None if grad is None else grad.full_tensor() for grad in grads]
+            grads = [None if grad is None else distribute_tensor(grad, tensor_mesh, [layout]) for grad in grads]
         return {
             "input_args": values[n].detach().requires_grad_(True),
             "output_args": values[n + 1].detach().requires_grad_(True),
-            "input_grads": (values[n].grad if n > 0 else None,),
-            "output_grads": (values[n + 1].grad if not last else None,),
+            "input_grads": (grads[0],),
+            "output_grads": (grads[1],),
         }
 
     numbers = stage_numbers(kind, place, 2, per_rank)
@@ -104,16 +118,18 @@ def train(rank, ranks, kind, layout, given):
 
 
 class BetweenStages(unittest.TestCase):
-    def test_found_out(self):
-        for kind in (Schedule1F1B, *SCHEDULES[3:]):
-            for layout in (Replicate(), Shard(0)):
-                with self.subTest(kind=kind.__name__, layout=str(layout)):
-                    self.assertLess(max(gloo_ranks(4, train, kind, layout, False)), 1e-12)
+    def test_gradients(self):
+        """Descriptions found out by running, and given ones; one world for all, because worlds take longer than steps."""
+        cases = [(kind, layout, False) for kind in (Schedule1F1B, *SCHEDULES[3:]) for layout in (Replicate(), Shard(0))]
+        cases += [(kind, Replicate(), True) for kind in (Schedule1F1B, ScheduleZBVZeroBubble)]
+        for case, differences in zip(cases, zip(*gloo_ranks(4, train_all, cases)), strict=True):
+            with self.subTest(kind=case[0].__name__, layout=str(case[1]), given=case[2]):
+                self.assertLess(max(differences), 1e-12)
 
-    def test_given(self):
-        for kind in (Schedule1F1B, ScheduleZBVZeroBubble):
-            with self.subTest(kind=kind.__name__):
-                self.assertLess(max(gloo_ranks(4, train, kind, Replicate(), True)), 1e-12)
+    def test_placed_otherwise_than_given(self):
+        """Partial sums announced as replicas: refused, where local parts alone would give wrong gradients."""
+        with self.assertRaisesRegex(AssertionError, r"gradient to stage 0: placements mismatch: \(Replicate\(\),\) vs \(Partial"):
+            gloo_ranks(4, train_all, [(Schedule1F1B, Replicate(), True, True)])
 
 
 def describe(rank, ranks):

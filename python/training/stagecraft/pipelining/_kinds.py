@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._dynamo import OptimizedModule
 
-from . import _tables
+from . import _engine, _tables
 from ._actions import Table
 from ._multi import PipelineScheduleMulti, _PipelineScheduleRuntime
 from ._placement import generate_stage_to_rank_mapping
@@ -173,3 +173,18 @@ def get_schedule_class(schedule_name: str) -> type[_PipelineSchedule]:
         if name.lower() == schedule_name.lower():
             return kind
     raise ValueError(f"Unknown schedule name '{schedule_name}'. The valid options are {list(_BY_NAME)}")
+
+
+_engine.register_stock(
+    (
+        Schedule1F1B,
+        ScheduleDualPipeV,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+        ScheduleLoopedBFS,
+        ScheduleZBVZeroBubble,
+        PipelineScheduleMulti,
+        _PipelineScheduleRuntime,
+    )
+)

@@ -70,6 +70,8 @@ class _PipelineSchedule(ABC):
 
         self._comp_type_to_function_map: dict[_ComputationType, Callable] = {}
         self._compiled: tuple[Any, Program] | None = None
+        # The C++ engine, if a step was of its kind, and what it was made from.
+        self._engine: tuple[Any, _engine.Engine | None] | None = None
 
     # What a kind of schedule says
 
@@ -194,11 +196,11 @@ class _PipelineSchedule(ABC):
         for stage in self._local_stages():
             stage.has_backward = self._has_backward
         self._forget_last_step()
+        self._prepare(arg_mbs, kwarg_mbs, target_mbs[0] if target_mbs else None, loss_kwargs)
         engine = _engine.faster_engine(self, step)
         if engine is not None:
             engine.run(step)
         else:
-            self._prepare(arg_mbs, kwarg_mbs, target_mbs[0] if target_mbs else None, loss_kwargs)
             self._interpret(step)
         self._update_losses(self._local_stages(), losses)
 
@@ -343,6 +345,8 @@ class _PipelineSchedule(ABC):
     def _split_target(self, target: Any) -> list[Any]:
         """Cuts every tensor of the target; what has no rows goes to every microbatch."""
         parts = self._n_microbatches
+        if type(target) is torch.Tensor and target.dim() > 0:
+            return list(_split_tensor(target, _TARGET_CHUNK_SPEC, parts))
         leaves, structure = tree_flatten(target)
         columns = [
             _split_tensor(leaf, _TARGET_CHUNK_SPEC, parts)

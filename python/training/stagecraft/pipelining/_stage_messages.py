@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from ._p2p import CONTROL_TAG, flat_view, laid_out, message_tag
 from ._recv_info import _RecvInfo
@@ -152,6 +153,13 @@ class StageMessages:
 
     # Sending
 
+    def _check_placed(self, what: str, value: torch.Tensor, meta: TensorMeta) -> None:
+        """Local parts alone travel, so a DTensor placed differently than described would arrive as another value."""
+        found = tuple(value.placements) if isinstance(value, DTensor) else None
+        expected = meta.placements if isinstance(meta, _DTensorMeta) else None
+        if found != expected:
+            raise PipeliningMetadataError(f"{what}: placements mismatch: {expected} vs {found}")
+
     def _check_sent(self, what: str, tensor: torch.Tensor, meta: TensorMeta) -> None:
         if tensor.shape != meta.shape:
             raise PipeliningMetadataError(f"{what}: shape mismatch: {meta.shape} vs {tensor.shape}")
@@ -173,6 +181,7 @@ class StageMessages:
                 meta = self._sent_meta(fwd_chunk_id, index)
                 if meta is not None:
                     what = f"Stage {self.stage_index} chunk {fwd_chunk_id} output {index} to stage {stage}"
+                    self._check_placed(what, output, meta)
                     self._check_sent(what, tensor, meta)
                     tensor = laid_out(tensor, meta)
                 tag = message_tag(False, stage, fwd_chunk_id, self._input_slot(index, stage))
@@ -220,6 +229,7 @@ class StageMessages:
                 tensor = _make_tensor_from_meta(meta, self.device).zero_()
             else:
                 tensor = to_local_if_dtensor(grad)
+                self._check_placed(f"{what} gradient to stage {stage}", grad, meta)
                 self._check_sent(f"{what} gradient to stage {stage}", tensor, meta)
                 tensor = laid_out(tensor, meta)
             tag = message_tag(True, stage, bwd_chunk_id, self._output_slot(index))

@@ -187,6 +187,12 @@ def split_args_kwargs_into_chunks(
     without dimensions included. Fewer than `chunks` come back when a tensor has fewer rows.
     """
     kwargs = kwargs or {}
+    if args_chunk_spec is None and not kwargs and all(type(arg) is torch.Tensor and arg.dim() > 0 for arg in args):
+        # The usual case, without looking for structure.
+        parts = min([chunks, *(arg.size(DEFAULT_CHUNK_DIM) for arg in args)])
+        spec = TensorChunkSpec(DEFAULT_CHUNK_DIM)
+        pieces = list(zip(*(_split_tensor(arg, spec, parts) for arg in args), strict=True)) if args else [()] * parts
+        return pieces, [{} for _ in range(parts)]
     positional = _Splittable(tuple(args), args_chunk_spec)
     named = _Splittable(kwargs, kwargs_chunk_spec)
     parts = named.most_parts(positional.most_parts(chunks))
@@ -199,6 +205,8 @@ def merge_chunks(chunks: list[Any], chunk_spec: Any) -> Any:
     A leaf with a TensorChunkSpec is concatenated, one with a reducer folded; any other must be equal in all microbatches.
     Without a spec every leaf is concatenated along dimension 0.
     """
+    if chunk_spec is None and all(type(chunk) is torch.Tensor for chunk in chunks):
+        return _concatenate(chunks, DEFAULT_CHUNK_DIM)
     if chunk_spec is None:
         leaves, structure = tree_flatten(chunks[0])
         specs: list[Any] = [TensorChunkSpec(DEFAULT_CHUNK_DIM)] * len(leaves)
