@@ -24,7 +24,7 @@ SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream crossings \
-  bench figures lint pictures wheel wheel-schedule clean
+  bench figures lint pictures wheel wheel-schedule wheel-training clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -159,7 +159,7 @@ build/python/tools/.ready: Makefile
 	  || { echo "wheel: pip could not install scikit-build-core: check the network" >&2; exit 1; }
 	@touch $@
 
-wheel: wheel-schedule  ## Build the Python wheels into build/wheels
+wheel: wheel-schedule wheel-training  ## Build the Python wheels into build/wheels
 
 # What `make command` builds is linked, so that nothing is compiled twice; pip only packs it.
 wheel-schedule: packages build/python/tools/.ready
@@ -171,13 +171,25 @@ wheel-schedule: packages build/python/tools/.ready
 	  --config-settings=build-dir="$(abspath build/python/packing)" --config-settings=cmake.define.STAGECRAFT_PREBUILT="$(abspath build)" python/schedule
 	@ls -l build/wheels/stagecraft-[0-9]*.whl | awk '{print "wheel: " $$NF ", " $$5 " bytes"}'
 
-# The wheel alone in an empty environment: no torch, no numpy, nothing that could compile.
-test-python: setup wheel-schedule  ## The schedule wheel in an empty environment, then stagecraft.torch: build and test
+wheel-training: setup wheel-schedule
+	@cmake --preset release > /dev/null && cmake --build --preset release -j $(JOBS) --target stagecraft_python
+	@rm -f build/wheels/stagecraft_torch-*.whl
+	@build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheels \
+	  --config-settings=build-dir="$(abspath build/python/packing-training)" --config-settings=cmake.define.STAGECRAFT_PREBUILT="$(abspath build)" python/training
+	@ls -l build/wheels/stagecraft_torch-*.whl | awk '{print "wheel: " $$NF ", " $$5 " bytes"}'
+
+# The first wheel alone in an empty environment (no torch, no numpy, nothing that could compile); then the second in the build folder; then both together.
+test-python: wheel  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
 	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
 	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
-	@cmake --build --preset release -j $(JOBS) --target stagecraft_python && ctest --preset python -j $(JOBS)
+	@ctest --preset python -j $(JOBS)
+	@.venv/bin/python -m venv --clear --without-pip build/python/together
+	@.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(build/python/together/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+	@build/python/tools/bin/pip --python build/python/together/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
+	  --only-binary :all: build/wheels/stagecraft*.whl
+	@cd tests/python/together && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest
 
 clean:  ## Remove what was built (setup stays)
 	rm -rf build
