@@ -54,6 +54,10 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
         std::any_of(place.segments.begin(), place.segments.end(), [](const Segment& s) { return s.again; });
   }
   empty_flights();
+  if (!world.device().is_cpu()) times_.emplace(world.device());
+  if (!options.graph.is_on()) return;
+  graphs_.emplace(world.device(), options, stages, parameters, losses);
+  if (!graphs_->can_capture()) graphs_.reset();
 }
 
 void Executor::empty_flights() {
@@ -64,13 +68,17 @@ void Executor::empty_flights() {
   }
 }
 
-void Executor::clear() {
-  parameters_.cancel();
-  losses_.clear();
+void Executor::drop_flights() {
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   empty_flights();
   for (auto* tensors : {&leaves_, &inner_leaves_, &roots_, &first_roots_, &arriving_, &relayed_}) tensors->clear();
+}
+
+void Executor::clear() {
+  parameters_.cancel();
+  losses_.clear();
+  drop_flights();
   outputs_ = StepOutputs();
   program_ = nullptr;
   inputs_ = nullptr;
@@ -85,7 +93,16 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   timeline_.clear();
   const at::AutoGradMode mode(inputs.training());
   parameters_.begin_step(inputs.update);
-  run_instructions();
+  if (!run_as_graph(inputs)) {
+    if (record_ && times_) times_->begin([&] { return world_.transport().now(); });
+    try {
+      run_instructions();
+    } catch (...) {
+      if (graphs_) graphs_->forgive();
+      throw;
+    }
+    if (record_ && times_) timeline_ = times_->end();
+  }
   parameters_.end_step(program.never_reduced);
   if (inputs.training() && record_) {
     for (const BesideRecord& done : parameters_.records()) {
@@ -170,7 +187,9 @@ void Executor::execute(const Instruction& instruction) {
   // Make a name only when a profiler is active.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const double start = record_ ? world_.transport().now() : 0;
+  const bool by_events = record_ && times_;
+  const double start = record_ && !by_events ? world_.transport().now() : 0;
+  if (by_events) times_->start();
   waited_ = 0;
   bytes_ = 0;
   const auto& handler = handlers_[static_cast<std::size_t>(action.kind())];
@@ -180,7 +199,11 @@ void Executor::execute(const Instruction& instruction) {
   } else {
     perform(instruction);
   }
-  if (record_) timeline_.push_back({action, start, world_.transport().now(), waited_, bytes_, /*beside=*/false});
+  if (by_events) {
+    times_->finish(action, bytes_);
+  } else if (record_) {
+    timeline_.push_back({action, start, world_.transport().now(), waited_, bytes_, /*beside=*/false});
+  }
 }
 
 void Executor::perform(const Instruction& instruction) {
@@ -204,10 +227,13 @@ void Executor::perform(const Instruction& instruction) {
     case ActionKind::kRecvBackward:
       return world_.transport().post_receive(instruction.peer, instruction.tag);
     case ActionKind::kUnshard:
+      if (is_capturing_) return;  // see run_as_graph
       return parameters_.unshard(instruction.stage);
     case ActionKind::kReshard:
+      if (is_capturing_) return;
       return parameters_.reshard(instruction.stage);
     case ActionKind::kReduceGrad:
+      if (is_capturing_) return;
       return parameters_.reduce_gradients(instruction.stage);
     default:
       return;
@@ -238,6 +264,7 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
   const double begin = record_ ? world_.transport().now() : 0;
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
   if (record_) waited_ += world_.transport().now() - begin;
+  if (record_ && times_) times_->received();
   return message;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "device_times.h"
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "program.h"
@@ -14,6 +15,7 @@
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/stage/packing.h"
+#include "step_graphs.h"
 #include "step_inputs.h"
 
 namespace stagecraft {
@@ -59,6 +61,7 @@ class Executor {
   }
   void set_recording(bool record) { record_ = record; }
   [[nodiscard]] const Timeline& timeline() const { return timeline_; }
+  [[nodiscard]] CapturedSteps captured() const { return graphs_ ? graphs_->report() : CapturedSteps(); }
 
  private:
   using Handlers = std::array<std::function<void(const ActionContext&)>, kActionKinds>;
@@ -97,6 +100,9 @@ class Executor {
 
   void empty_flights();
   void run_instructions();
+  bool run_as_graph(const StepInputs& inputs);
+  [[nodiscard]] std::string why_eager() const;
+  void drop_flights();
   void execute(const Instruction& instruction);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
   void begin_overlap();
@@ -136,6 +142,9 @@ class Executor {
   Handlers handlers_;
   bool record_ = false;
   Timeline timeline_;
+  std::optional<DeviceTimes> times_;   // on a device with streams
+  std::optional<StepGraphs> graphs_;   // with PipelineOptions::graph
+  bool is_capturing_ = false;
   std::vector<Place> places_;
   std::vector<Flight> flights_;
   const Program* program_ = nullptr;
