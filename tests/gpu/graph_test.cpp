@@ -14,7 +14,7 @@ namespace {
 const at::Device kGpu(at::kCUDA, 0);
 
 /// One training run on one rank, with everything that may differ between tests.
-struct Run {
+struct Training {
   Model model;
   std::string schedule = "InterleavedZeroBubble";
   int stages = 4;
@@ -41,7 +41,7 @@ struct Trace {
   }
 };
 
-Trace train(const Run& run, GraphChoice graph) {
+Trace train(const Training& run, GraphChoice graph) {
   Trace trace;
   torch::manual_seed(5);
   std::vector<PiecePtr> pieces;
@@ -124,7 +124,7 @@ void expect_same_bits(const Trace& got, const Trace& expected) {
 }
 
 /// Runs it eagerly and with graphs; returns what was captured.
-CapturedSteps compare(const Run& run) {
+CapturedSteps compare(const Training& run) {
   const Trace eager = train(run, false);
   const Trace graph = train(run, true);
   expect_same_bits(graph, eager);
@@ -175,7 +175,7 @@ TEST_F(GraphSteps, OfPlannedSchedules) {
     request.placement = PlacementChoice::kLoop;
     request.time_budget = 0.2;
     const PlanResult planned = plan(request);
-    Run run{.model = model("Dropout"), .stages = planned.schedule.stages(), .microbatches = microbatches, .steps = 20};
+    Training run{.model = model("Dropout"), .stages = planned.schedule.stages(), .microbatches = microbatches, .steps = 20};
     run.options = [&](PipelineOptions& options) { options.schedule = planned.schedule; };
     EXPECT_EQ(compare(run).replayed, 19U);
   }
@@ -183,14 +183,14 @@ TEST_F(GraphSteps, OfPlannedSchedules) {
 
 TEST_F(GraphSteps, WithRecompute) {
   for (const char* name : {"Dropout", "BatchNorm"}) {
-    Run run{.model = model(name)};
+    Training run{.model = model(name)};
     run.options = [](PipelineOptions& options) { options.recompute = Recompute::stage(); };
     EXPECT_EQ(compare(run).replayed, 5U);
   }
 }
 
 TEST_F(GraphSteps, OfSeveralShapesHaveAGraphEach) {
-  Run run{.model = model("Dropout"), .steps = 14};
+  Training run{.model = model("Dropout"), .steps = 14};
   run.rows = [](int step) { return step % 3 == 0 ? 24 : step % 3 == 1 ? 23 : 17; };
   const CapturedSteps captured = compare(run);
   EXPECT_EQ(captured.graphs, 3);
@@ -198,7 +198,7 @@ TEST_F(GraphSteps, OfSeveralShapesHaveAGraphEach) {
 }
 
 TEST_F(GraphSteps, AddToGradientsThatExist) {
-  Run run{.model = model("Dropout"), .steps = 15};
+  Training run{.model = model("Dropout"), .steps = 15};
   run.zero = [](int step, auto& optimizer) {
     if (step % 3 == 2) optimizer.zero_grad(/*set_to_none=*/step < 9);
   };
@@ -208,7 +208,7 @@ TEST_F(GraphSteps, AddToGradientsThatExist) {
 }
 
 TEST_F(GraphSteps, KeepGradientTensorsOfTheCaller) {
-  Run run{.model = model("Mlp"), .steps = 8};
+  Training run{.model = model("Mlp"), .steps = 8};
   std::vector<at::Tensor> own;
   run.before = [&](int step, Pipeline& pipeline, const auto&) {
     if (step == 0) own.clear();
@@ -226,7 +226,7 @@ TEST_F(GraphSteps, KeepGradientTensorsOfTheCaller) {
 TEST_F(GraphSteps, NeverOverwriteAGradientThatSomebodyKeeps) {
   std::vector<at::Tensor> kept;
   std::vector<at::Tensor> copies;
-  Run run{.model = model("Dropout"), .steps = 8};
+  Training run{.model = model("Dropout"), .steps = 8};
   run.after = [&](int step, Pipeline& pipeline, const auto&) {
     if (step == 0) {
       kept.clear();
@@ -242,7 +242,7 @@ TEST_F(GraphSteps, NeverOverwriteAGradientThatSomebodyKeeps) {
 }
 
 TEST_F(GraphSteps, WithTiesMastersAndScaledLosses) {
-  Run run{.model = model("Dropout"), .steps = 8};
+  Training run{.model = model("Dropout"), .steps = 8};
   run.options = [](PipelineOptions& options) { options.ties = {{"linear.weight", {StageId(0), StageId(3)}}}; };
   EXPECT_EQ(compare(run).replayed, 7U);
   run.options = [](PipelineOptions& options) { options.precision.compute = at::kBFloat16; };
@@ -256,7 +256,7 @@ TEST_F(GraphSteps, WithTiesMastersAndScaledLosses) {
 }
 
 TEST_F(GraphSteps, WithWeightsOfLossesThatChange) {
-  Run run{.model = model("Mlp"), .steps = 10};
+  Training run{.model = model("Mlp"), .steps = 10};
   run.options = [](PipelineOptions& options) {
     options.loss_weight = [](const Value& target) { return target.tensor().abs().sum().item<double>(); };
   };
@@ -268,7 +268,7 @@ TEST_F(GraphSteps, WithWeightsOfLossesThatChange) {
 }
 
 TEST_F(GraphSteps, WithClippingEvaluationAndOtherModes) {
-  Run run{.model = model("Dropout"), .steps = 12};
+  Training run{.model = model("Dropout"), .steps = 12};
   run.after = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
     pipeline.clip_gradient_norm(0.1);
     if (step % 4 == 1) pipeline.eval({at::ones({24, kWidth}, at::TensorOptions(kGpu))});
@@ -282,7 +282,7 @@ TEST_F(GraphSteps, WithClippingEvaluationAndOtherModes) {
 }
 
 TEST_F(GraphSteps, WhoseParametersHaveMovedAreCapturedAnew) {
-  Run run{.model = model("Mlp"), .steps = 8};
+  Training run{.model = model("Mlp"), .steps = 8};
   run.before = [](int step, Pipeline& pipeline, const auto&) {
     if (step != 4) return;
     for (at::Tensor parameter : pipeline.parameters()) parameter.set_data(parameter.detach().clone());
@@ -301,7 +301,7 @@ struct Failing : detail::Linear {
 
 TEST_F(GraphSteps, ThatFailLeaveNothingBehind) {
   const auto fails = std::make_shared<bool>(false);
-  Run run{.model = {.name = "Failing", .make = [&](int, int) {
+  Training run{.model = {.name = "Failing", .make = [&](int, int) {
                       auto piece = std::make_shared<Failing>();
                       piece->fails = fails;
                       return piece;
@@ -335,7 +335,7 @@ struct Noisy : detail::Linear {
 };
 
 TEST_F(GraphSteps, ThatCannotBeCapturedStayEager) {
-  Run run{.model = {.name = "Looking", .make = [](int, int) { return std::make_shared<Looking>(); }}};
+  Training run{.model = {.name = "Looking", .make = [](int, int) { return std::make_shared<Looking>(); }}};
   CapturedSteps captured = compare(run);
   EXPECT_EQ(captured.replayed, 0U);
   EXPECT_THAT(captured.reason, testing::HasSubstr("cannot be captured"));
@@ -348,12 +348,12 @@ TEST_F(GraphSteps, ThatCannotBeCapturedStayEager) {
 }
 
 TEST_F(GraphSteps, DrawWhatEagerStepsDraw) {
-  Run run{.model = {.name = "Noisy", .make = [](int, int) { return std::make_shared<Noisy>(); }}, .steps = 20};
+  Training run{.model = {.name = "Noisy", .make = [](int, int) { return std::make_shared<Noisy>(); }}, .steps = 20};
   EXPECT_EQ(compare(run).replayed, 19U);
 }
 
 TEST_F(GraphSteps, AreEagerWithHandlersAndTimelines) {
-  Run run{.model = model("Mlp"), .steps = 8};
+  Training run{.model = model("Mlp"), .steps = 8};
   run.before = [](int step, Pipeline& pipeline, const auto&) {
     pipeline.record_timeline(step == 4);
     if (step == 6) pipeline.on(ActionKind::kForward, [](const ActionContext& context) { context.run(); });
@@ -394,7 +394,7 @@ TEST_F(GraphSteps, OfSeveralRanksAreEagerAndSaySo) {
 }
 
 TEST_F(GraphSteps, TakeInputsFromTheDeviceAlone) {
-  Run run{.model = model("Mlp")};
+  Training run{.model = model("Mlp")};
   run.model.input = [](std::int64_t rows) { return at::randn({rows, kWidth}); };
   EXPECT_EQ(compare(run).replayed, 5U);
 }
