@@ -156,7 +156,7 @@ void run(const Setting& setting, sc::World& world) {
   });
   zero();
   const auto graphs = sc::make_graph_device(device);
-  const auto graph = graphs->capture(loop);
+  const auto graph = graphs->capture(loop, /*makes_room=*/true);
   const double replayed = best_of([&] { graph->replay(); });
   std::cout << "\"bare eager\": " << bare << ", \"bare graph\": " << replayed << "}\n";
 }

@@ -79,6 +79,10 @@ void Executor::clear() {
   parameters_.cancel();
   losses_.clear();
   drop_flights();
+  is_capturing_ = false;
+  pieces_ = nullptr;
+  arrived_.clear();
+  fills_.clear();
   outputs_ = StepOutputs();
   program_ = nullptr;
   inputs_ = nullptr;
@@ -96,7 +100,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   if (!run_as_graph(inputs)) {
     if (record_ && times_) times_->begin([&] { return world_.transport().now(); });
     try {
-      run_instructions();
+      run_instructions(0, program.instructions.size());
     } catch (...) {
       if (graphs_) graphs_->forgive();
       throw;
@@ -122,30 +126,39 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   return std::move(outputs_);
 }
 
-void Executor::run_instructions() {
+void Executor::named_in_errors(const Instruction& instruction, const std::function<void()>& run) {
+  current_ = &instruction;
+  try {
+    run();
+  } catch (const StepError&) {
+    throw;
+  } catch (const AbortedError& error) {
+    const Action& slot = program_->schedule->rows[world_.rank().index()][instruction.step];
+    throw AbortedError(
+        std::string(error.what()) + " (at its step " + std::to_string(instruction.step) + ", " + to_text(slot) + ")",
+        error.peer());
+  } catch (const c10::Error& error) {
+    fail(with_remedy(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    fail(with_remedy(error.what()));
+  } catch (...) {
+    fail(kUnknownException);
+  }
+}
+
+void Executor::run_instructions(std::size_t begin, std::size_t end) {
   const std::vector<Instruction>& instructions = program_->instructions;
   const Row& row = program_->schedule->rows[world_.rank().index()];
-  for (std::size_t i = 0; i < instructions.size(); ++i) {
+  for (std::size_t i = begin; i < end; ++i) {
     const Instruction& instruction = instructions[i];
     const Action& slot = row[instruction.step];
-    current_ = &instruction;
-    try {
+    named_in_errors(instruction, [&] {
       if (slot.is_overlap()) {
         execute_overlap(instruction, instructions[++i], slot);
       } else {
         execute(instruction);
       }
-    } catch (const AbortedError& error) {
-      throw AbortedError(
-          std::string(error.what()) + " (at its step " + std::to_string(instruction.step) + ", " + to_text(slot) + ")",
-          error.peer());
-    } catch (const c10::Error& error) {
-      fail(with_remedy(error.what_without_backtrace()));
-    } catch (const std::exception& error) {
-      fail(with_remedy(error.what()));
-    } catch (...) {
-      fail(kUnknownException);
-    }
+    });
   }
 }
 
@@ -240,7 +253,8 @@ void Executor::perform(const Instruction& instruction) {
   }
 }
 
-void Executor::send(const Instruction& instruction) {
+/// What a SEND sends; taken from the flight.
+Message Executor::message_of(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   Message message;
   if (instruction.action.kind() == ActionKind::kSendForward) {
@@ -251,6 +265,11 @@ void Executor::send(const Instruction& instruction) {
     message.tensors = std::move(in.gradients_out);  // the receiver knows what it has sent, so it needs no form
     in.gradients_out.clear();
   }
+  return message;
+}
+
+void Executor::send(const Instruction& instruction) {
+  Message message = message_of(instruction);
   if (record_) bytes_ = bytes_of(message);
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
@@ -260,6 +279,11 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
   if (instruction.peer.value < 0) {
     throw InvalidArgument(std::string("there is no ") + what +
                           " for it: a handler of the action before it, on this rank, did not call run()");
+  }
+  if (is_capturing_) {
+    const auto arrived = std::find_if(arrived_.begin(), arrived_.end(),
+                                      [&](const auto& other) { return other.first == instruction.tag; });
+    return as_captured(std::move(arrived->second), pieces_->message());
   }
   const double begin = record_ ? world_.transport().now() : 0;
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());

@@ -99,8 +99,14 @@ class Executor {
   }
 
   void empty_flights();
-  void run_instructions();
+  void run_instructions(std::size_t begin, std::size_t end);
+  /// Runs the instruction's part of the step; what is thrown becomes an error that names it.
+  void named_in_errors(const Instruction& instruction, const std::function<void()>& run);
   bool run_as_graph(const StepInputs& inputs);
+  void run_in_pieces(StepPieces& pieces);
+  [[nodiscard]] std::size_t end_of_piece(std::size_t begin) const;
+  void exchange(const Instruction& instruction, StepPieces& pieces);
+  Message as_captured(Message real, CapturedMessage& captured);
   [[nodiscard]] std::string why_eager() const;
   void drop_flights();
   void execute(const Instruction& instruction);
@@ -113,6 +119,7 @@ class Executor {
   void compute_again(const Instruction& instruction, std::size_t segment);
   void backward(const Instruction& instruction);
   void weight_part(const Instruction& instruction);
+  Message message_of(const Instruction& instruction);
   void send(const Instruction& instruction);
 
   void await_input(const Instruction& instruction);
@@ -145,6 +152,9 @@ class Executor {
   std::optional<DeviceTimes> times_;   // on a device with streams
   std::optional<StepGraphs> graphs_;   // with PipelineOptions::graph
   bool is_capturing_ = false;
+  StepPieces* pieces_ = nullptr;                       // of the step that is captured or replayed
+  std::vector<std::pair<Tag, Message>> arrived_;       // for the piece that is captured
+  std::vector<std::pair<at::Tensor, at::Tensor>> fills_;  // what the piece reads, and what to copy there
   std::vector<Place> places_;
   std::vector<Flight> flights_;
   const Program* program_ = nullptr;

@@ -25,8 +25,9 @@ class GraphDevice {
   virtual ~GraphDevice() = default;
 
   /// Captures what `work` issues to the current stream, and to streams that wait for it, instead of running it. When
-  /// `work` throws, or does what cannot be captured, the capture is ended and an exception thrown.
-  virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) = 0;
+  /// `work` throws, or does what cannot be captured, the capture is ended and an exception thrown. `makes_room`: first
+  /// returns what LibTorch has cached to the device, which waits for it.
+  virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work, bool makes_room) = 0;
 
   /// During a capture: a generator whose kernels read seed and first offset from these tensors, one number each, when
   /// they are replayed, and which has come `begin` beyond that offset. The tensors must outlive the graph.

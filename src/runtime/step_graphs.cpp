@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "program.h"
 #include "stagecraft/core/error.h"
@@ -65,10 +66,10 @@ StepGraphs::~StepGraphs() {
 
 // --- which graph ---
 
-StepForm StepGraphs::form_of(const Execution& execution) {
+StepForm StepGraphs::form_of(const Program& program, const StepInputs& inputs) {
   StepForm form(device_);
-  form.add(reinterpret_cast<std::uintptr_t>(&execution.program));
-  form.add(execution.inputs);
+  form.add(reinterpret_cast<std::uintptr_t>(&program));
+  form.add(inputs);
   for (const Stage& stage : stages_) form.add(stage);
   for (const double seed : losses_.seeds()) form.add(std::uint64_t{seed == 0});
   for (std::size_t i = 0; i < trained_.size(); ++i) form.add(std::uint64_t{gradient_of(i).defined()});
@@ -105,14 +106,10 @@ void StepGraphs::drop_if_moved() {
   captured_.clear();
 }
 
-bool StepGraphs::run(const Execution& execution) {
+bool StepGraphs::run(StepForm form, const Execution& execution) {
   failed_ = nullptr;
   drop_if_moved();
-  const StepForm form = form_of(execution);
-  if (!form.obstacle().empty()) {
-    refuse(form.obstacle());
-    return false;
-  }
+  form.add(execution.others);
   Captured* captured = find(form.key());
   if (captured == nullptr) {
     captured_.emplace_back().key = form.key();
@@ -120,7 +117,7 @@ bool StepGraphs::run(const Execution& execution) {
     report_.reason = "the first step of its form is not captured";
     return false;
   }
-  if (captured->graph && is_held_elsewhere(*captured)) {
+  if (!captured->graphs.empty() && is_held_elsewhere(*captured)) {
     current_stream(device_).synchronize();
     Captured fresh;
     fresh.key = std::move(captured->key);
@@ -132,8 +129,8 @@ bool StepGraphs::run(const Execution& execution) {
           "zero gradients with set_to_none";
     }
   }
-  const auto has_graph = [](const Captured& own) { return own.graph != nullptr; };
-  if (!captured->graph && captured->reason.empty() &&
+  const auto has_graph = [](const Captured& own) { return !own.graphs.empty(); };
+  if (captured->graphs.empty() && captured->reason.empty() &&
       std::count_if(captured_.begin(), captured_.end(), has_graph) == kMost) {
     captured->reason = std::to_string(kMost) + " kinds of steps are captured already, and this is another: give " +
                        "batches of fewer shapes";
@@ -142,8 +139,11 @@ bool StepGraphs::run(const Execution& execution) {
     refuse(captured->reason);
     return false;
   }
-  if (!captured->graph && !capture(*captured, form, execution)) return false;
-  replay(*captured, form, execution);
+  if (captured->graphs.empty()) {
+    if (!capture(*captured, form, execution)) return false;
+  } else {
+    replay(*captured, form, execution);
+  }
   ++report_.replayed;
   report_.last_was_replayed = true;
   report_.reason.clear();
@@ -174,7 +174,7 @@ void StepGraphs::say(const std::string& why) {
 CapturedSteps StepGraphs::report() const {
   CapturedSteps report = report_;
   report.graphs = static_cast<int>(
-      std::count_if(captured_.begin(), captured_.end(), [](const Captured& own) { return own.graph != nullptr; }));
+      std::count_if(captured_.begin(), captured_.end(), [](const Captured& own) { return !own.graphs.empty(); }));
   report.bytes = graphs_ ? graphs_->bytes() : 0;
   return report;
 }
@@ -223,8 +223,60 @@ void StepGraphs::bring_out_gradients(const Captured& captured, const std::vector
 
 // --- capture and replay ---
 
+class StepGraphs::Capture final : public StepPieces {
+ public:
+  Capture(StepGraphs& graphs, Captured& made, std::uint64_t step) : graphs_(graphs), made_(made), step_(step) {}
+
+  void run(const std::function<void()>& work, const std::function<void()>& fill) override {
+    std::unique_ptr<DeviceGraph> graph;
+    {
+      const GraphRandomScope random(*made_.random);
+      graph = graphs_.graphs_->capture(work, /*makes_room=*/made_.graphs.empty());
+    }
+    const at::NoGradGuard no_graph;
+    made_.random->set_step(graphs_.options_.seed, step_);
+    fill();
+    graph->replay();
+    made_.graphs.push_back(std::move(graph));
+  }
+  [[nodiscard]] bool is_capture() const override { return true; }
+  CapturedMessage& message() override { return made_.messages.emplace_back(); }
+
+ private:
+  StepGraphs& graphs_;
+  Captured& made_;
+  std::uint64_t step_;
+};
+
+class StepGraphs::Replay final : public StepPieces {
+ public:
+  explicit Replay(Captured& captured) : captured_(captured) {}
+
+  void run(const std::function<void()>& /*work*/, const std::function<void()>& fill) override {
+    fill();
+    captured_.graphs.at(graph_++)->replay();
+  }
+  [[nodiscard]] bool is_capture() const override { return false; }
+  CapturedMessage& message() override { return captured_.messages.at(message_++); }
+
+ private:
+  Captured& captured_;
+  std::size_t graph_ = 0;
+  std::size_t message_ = 0;
+};
+
+/// What differs from step to step, except gradients and random numbers.
+void StepGraphs::bring_in(Captured& captured, const StepForm& form) {
+  if (!captured.inputs.empty()) at::_foreach_copy_(captured.inputs, form.tensors(), /*non_blocking=*/true);
+  if (captured.seeds.numel() > 0) upload(losses_.seeds(), captured.seeds);
+}
+
+void StepGraphs::bring_out(Captured& captured, const Execution& execution) {
+  losses_.set_losses(copies_of(captured.losses));
+  for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
+}
+
 bool StepGraphs::capture(Captured& captured, const StepForm& form, const Execution& execution) {
-  const at::AutoGradMode training(true);
   Captured made;
   made.key = captured.key;
   made.retaken = captured.retaken;
@@ -240,20 +292,33 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
     if (!gradient.defined()) continue;
     before = known(gradient);
     if (!before) before = std::make_shared<Gradient>(Gradient{like(gradient), 0});
-    gradient = before->tensor;
+  }
+  bring_in(made, form);
+  std::vector<at::Tensor> elsewhere = bring_in_gradients(made);
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    if (made.before[i]) gradient_of(i) = made.before[i]->tensor;
   }
   StepInputs inputs = form.with(execution.inputs, made.inputs);
   const ValueDict keywords = form.with(*execution.inputs.loss_keywords, made.inputs);
   inputs.loss_keywords = &keywords;
-  std::string failure;
+  std::exception_ptr failure;
+  bool is_aborted = false;
+  std::string why;
   losses_.begin_capture(inputs, made.seeds);
   try {
-    const GraphRandomScope random(*made.random);
-    made.graph = graphs_->capture([&] { execution.issue(inputs); });
+    const at::AutoGradMode training(true);
+    Capture pieces(*this, made, execution.inputs.number);
+    execution.run(inputs, pieces);
+  } catch (const AbortedError& error) {  // by another rank
+    failure = std::current_exception();
+    is_aborted = true;
+    why = error.what();
   } catch (const c10::Error& error) {
-    failure = first_line(error.what_without_backtrace());
+    failure = std::current_exception();
+    why = first_line(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    failure = first_line(error.what());
+    failure = std::current_exception();
+    why = first_line(error.what());
   }
   made.losses = losses_.end_capture(execution.inputs);
   made.outputs = std::exchange(execution.outputs, std::vector<Value>(execution.outputs.size()));
@@ -263,24 +328,35 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
     GradientPtr& after = made.after.emplace_back();
     if (made.before[i]) {
       after = made.before[i];
-      if (!gradient.is_same(after->tensor) && failure.empty()) failure = "a gradient was replaced during the step";
+      if (!gradient.is_same(after->tensor) && why.empty()) why = "a gradient was replaced during the step";
     } else if (gradient.defined()) {
       after = std::make_shared<Gradient>(Gradient{gradient, 0});
-      if (gradient.layout() != at::kStrided && failure.empty()) failure = "a gradient is sparse";
+      if (gradient.layout() != at::kStrided && why.empty()) why = "a gradient is sparse";
     }
     gradient = originals[i];
   }
-  if (failure.empty()) {
-    originals.clear();
+  originals.clear();
+  if (why.empty()) {
     for (const GradientPtr& after : made.after) {
       if (after && after->storage_uses == 0) after->storage_uses = after->tensor.storage().use_count();
     }
     captured = std::move(made);
+    const at::NoGradGuard no_graph;
+    bring_out_gradients(captured, elsewhere);
+    bring_out(captured, execution);
     return true;
   }
-  const std::string why = "it cannot be captured: " + failure;
-  if (++captured.failures == kFailures) captured.reason = why;
+  if (is_aborted) std::rethrow_exception(failure);
+  why = "it cannot be captured: " + why;
   failed_ = &captured;
+  const bool has_begun = !made.graphs.empty();
+  if (++captured.failures == kFailures || has_begun) captured.reason = why;
+  if (has_begun) {
+    current_stream(device_).synchronize();
+    say(why);
+    if (failure) std::rethrow_exception(failure);
+    throw InvalidArgument(why);
+  }
   refuse(captured.reason);
   report_.reason = why;
   return false;
@@ -288,14 +364,13 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
 
 void StepGraphs::replay(Captured& captured, const StepForm& form, const Execution& execution) {
   const at::NoGradGuard no_graph;
-  if (!captured.inputs.empty()) at::_foreach_copy_(captured.inputs, form.tensors(), /*non_blocking=*/true);
-  if (captured.seeds.numel() > 0) upload(losses_.seeds(), captured.seeds);
+  bring_in(captured, form);
   captured.random->set_step(options_.seed, execution.inputs.number);
   const std::vector<at::Tensor> elsewhere = bring_in_gradients(captured);
-  captured.graph->replay();
+  Replay pieces(captured);
+  execution.run(execution.inputs, pieces);
   bring_out_gradients(captured, elsewhere);
-  losses_.set_losses(copies_of(captured.losses));
-  for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
+  bring_out(captured, execution);
 }
 
 }  // namespace stagecraft

@@ -17,17 +17,42 @@ namespace stagecraft {
 
 struct Program;
 
-/// The captured training steps of one rank, one graph for each form that steps have had: see docs/design/graphs.md.
+/// A message as a captured step knows it: views of memory that graphs read or write.
+struct CapturedMessage {
+  std::vector<at::Tensor> tensors;    ///< Undefined where the message holds nothing. They keep no memory alive.
+  std::vector<bool> needs_gradients;  ///< By tensor.
+  std::string header;
+  std::shared_ptr<const std::string> form;
+};
+
+/// A step in pieces: the computations between two messages are one graph. Given to the executor, which goes through its
+/// program in the same order in every step.
+class StepPieces {
+ public:
+  virtual ~StepPieces() = default;
+  /// Captures `work`, calls `fill`, which brings in what it reads, and replays it; or does not call `work`, if it was
+  /// captured in an earlier step.
+  virtual void run(const std::function<void()>& work, const std::function<void()>& fill) = 0;
+  /// Whether this step is captured; otherwise it is replayed.
+  [[nodiscard]] virtual bool is_capture() const = 0;
+  /// The next message of the step: new while it is captured.
+  virtual CapturedMessage& message() = 0;
+};
+
+/// The captured training steps of one rank, one list of graphs for each form that steps have had: see
+/// docs/design/graphs.md.
 class StepGraphs {
  public:
   /// How the executor runs a step.
   struct Execution {
     const Program& program;
     const StepInputs& inputs;
-    /// Issues all computations of the step, with these inputs. Called while they are captured.
-    std::function<void(const StepInputs&)> issue;
-    /// Drops what `issue` has left, also after it threw.
+    /// Runs the step in pieces, with these inputs.
+    std::function<void(const StepInputs&, StepPieces&)> run;
+    /// Drops what a capture has left, also after it threw.
     std::function<void()> clear;
+    /// What the other ranks of the pipeline capture or replay in this step.
+    std::uint64_t others = 0;
     /// The outputs of the step: what `issue` has left, and what the caller gets.
     std::vector<Value>& outputs;
   };
@@ -42,9 +67,11 @@ class StepGraphs {
 
   /// Whether there is a device to capture on. If not, nothing else may be called.
   [[nodiscard]] bool can_capture() const { return graphs_ != nullptr; }
-  /// Replays the step, or captures it and replays it then. Returns false, having changed nothing, when the step has to
-  /// run eagerly.
-  bool run(const Execution& execution);
+  /// What this rank's part of a step depends on. Keep it until `run`.
+  [[nodiscard]] StepForm form_of(const Program& program, const StepInputs& inputs);
+  /// Replays the step, or captures it piece by piece while it runs. Returns false, having changed nothing, when the step
+  /// has to run eagerly. Throws when a later piece than the first cannot be captured: gradients are then as before.
+  bool run(StepForm form, const Execution& execution);
   /// The step runs eagerly; `why` is printed once.
   void refuse(const std::string& why);
   /// The eager step has failed too: what came up during its capture was not about graphs.
@@ -69,7 +96,8 @@ class StepGraphs {
     int failures = 0;
     int retaken = 0;     // how often it was dropped because somebody kept a gradient
     std::string reason;  // why it stays eager; empty if it does not
-    std::unique_ptr<DeviceGraph> graph;
+    std::vector<std::unique_ptr<DeviceGraph>> graphs;
+    std::vector<CapturedMessage> messages;
     std::vector<at::Tensor> inputs;
     at::Tensor seeds;
     std::unique_ptr<StreamSeeds> random;
@@ -80,11 +108,15 @@ class StepGraphs {
     std::vector<Value> outputs;
   };
 
-  [[nodiscard]] StepForm form_of(const Execution& execution);
+  class Capture;
+  class Replay;
+
   [[nodiscard]] Captured* find(const std::vector<std::uint64_t>& key);
   void drop_if_moved();
   bool capture(Captured& captured, const StepForm& form, const Execution& execution);
   void replay(Captured& captured, const StepForm& form, const Execution& execution);
+  void bring_in(Captured& captured, const StepForm& form);
+  void bring_out(Captured& captured, const Execution& execution);
   [[nodiscard]] at::Tensor& gradient_of(std::size_t parameter);
   [[nodiscard]] GradientPtr known(const at::Tensor& gradient) const;
   [[nodiscard]] bool is_held_elsewhere(const Captured& captured) const;

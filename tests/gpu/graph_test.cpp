@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <cstring>
+
 #include "equivalence/models.h"
 #include "support/schedule_names.h"
 
@@ -13,11 +16,12 @@ namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
 
-/// One training run on one rank, with everything that may differ between tests.
+/// One training run, with everything that may differ between tests.
 struct Training {
   Model model;
   std::string schedule = "InterleavedZeroBubble";
   int stages = 4;
+  int ranks = 1;
   int microbatches = 4;
   int steps = 6;
   at::ScalarType type = at::kFloat;
@@ -41,67 +45,82 @@ struct Trace {
   }
 };
 
-Trace train(const Training& run, GraphChoice graph) {
-  Trace trace;
+/// One rank's part of it.
+void train(const Training& run, GraphChoice graph, World& world, const std::vector<PiecePtr>& pieces,
+           const std::vector<std::pair<at::Tensor, at::Tensor>>& batches, Trace& trace) {
+  PipelineOptions options{.schedule = run.schedule,
+                          .stages_per_rank = run.stages / run.ranks,
+                          .microbatches = run.microbatches,
+                          .loss =
+                              [](const Value& output, const Value& target, const ValueDict&) {
+                                return (output[0].tensor() - target.tensor()).pow(2).mean();
+                              },
+                          .edges = run.model.edges(run.stages),
+                          .seed = 17,
+                          .graph = graph};
+  run.options(options);
+  const Schedule schedule = make_schedule(
+      run.schedule, {.ranks = run.ranks, .stages_per_rank = run.stages / run.ranks, .microbatches = run.microbatches});
+  std::vector<Stage> stages;
+  for (const StageId stage : schedule.placement.stages_of(world.rank())) {
+    stages.push_back(make_stage(stage.value, pieces[stage.index()], [piece = pieces[stage.index()]](const StageCall& call) {
+      return Value(piece->run(call.arguments));
+    }));
+  }
+  Pipeline pipeline(world, std::move(stages), std::move(options));
+  torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(1e-2));
+  pipeline.attach(optimizer);
+  for (int step = 0; step < run.steps; ++step) {
+    const std::string at = "step " + std::to_string(step) + ": ";
+    const auto& [input, target] = batches[static_cast<std::size_t>(step)];
+    run.before(step, pipeline, pieces);
+    StepResult result;
+    try {
+      result = pipeline.step({input}, {.target = target, .return_outputs = run.keep_outputs});
+    } catch (const std::exception&) {
+      trace.add(at + "failed", {});
+      optimizer.zero_grad();
+      continue;
+    }
+    for (const at::Tensor& loss : result.losses) trace.add(at + "loss", loss);
+    if (run.keep_outputs && pipeline.has_last_stage()) trace.add(at + "output", result.output[0].tensor());
+    if (!pipeline.unscale_gradients()) {
+      optimizer.zero_grad();
+      continue;
+    }
+    run.after(step, pipeline, pieces);
+    for (const auto& [name, parameter] : pipeline.named_parameters()) {
+      trace.add(at + "gradient of " + name, parameter.grad());
+    }
+    optimizer.step();
+    run.zero(step, optimizer);
+  }
+  for (const auto& [name, parameter] : pipeline.named_parameters()) trace.add(name, parameter);
+  for (const Stage& stage : pipeline.stages()) {
+    for (const auto& [name, buffer] : stage.buffers()) trace.add(name, buffer);
+  }
+  trace.captured = pipeline.captured();
+}
+
+/// By rank.
+std::vector<Trace> train(const Training& run, GraphChoice graph) {
   torch::manual_seed(5);
   std::vector<PiecePtr> pieces;
   for (int s = 0; s < run.stages; ++s) {
     pieces.push_back(run.model.make(s, run.stages));
     pieces.back()->to(kGpu, run.type);
   }
-  run_ranks({.ranks = 1, .device = [](RankId) { return kGpu; }}, [&](World& world) {
-    std::vector<Stage> stages;
-    for (int s = 0; s < run.stages; ++s) {
-      stages.push_back(make_stage(s, pieces[static_cast<std::size_t>(s)],
-                                  [piece = pieces[static_cast<std::size_t>(s)]](const StageCall& call) {
-                                    return Value(piece->run(call.arguments));
-                                  }));
-    }
-    PipelineOptions options{.schedule = run.schedule,
-                            .stages_per_rank = run.stages,
-                            .microbatches = run.microbatches,
-                            .loss = [](const Value& output, const Value& target, const ValueDict&) {
-                              return (output[0].tensor() - target.tensor()).pow(2).mean();
-                            },
-                            .edges = run.model.edges(run.stages),
-                            .seed = 17,
-                            .graph = graph};
-    run.options(options);
-    Pipeline pipeline(world, std::move(stages), std::move(options));
-    torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(1e-2));
-    pipeline.attach(optimizer);
-    for (int step = 0; step < run.steps; ++step) {
-      const std::string at = "step " + std::to_string(step) + ": ";
-      torch::manual_seed(100 + static_cast<std::uint64_t>(step));
-      const at::Tensor input = run.model.input(run.rows(step)).to(kGpu, run.type);
-      const at::Tensor target = at::randn_like(input);
-      run.before(step, pipeline, pieces);
-      StepResult result;
-      try {
-        result = pipeline.step({input}, {.target = target, .return_outputs = run.keep_outputs});
-      } catch (const std::exception&) {
-        trace.add(at + "failed", {});
-        optimizer.zero_grad();
-        continue;
-      }
-      for (const at::Tensor& loss : result.losses) trace.add(at + "loss", loss);
-      if (run.keep_outputs) trace.add(at + "output", result.output[0].tensor());
-      if (!pipeline.unscale_gradients()) {
-        optimizer.zero_grad();
-        continue;
-      }
-      run.after(step, pipeline, pieces);
-      for (const auto& [name, parameter] : pipeline.named_parameters()) trace.add(at + "gradient of " + name, parameter.grad());
-      optimizer.step();
-      run.zero(step, optimizer);
-    }
-    for (const auto& [name, parameter] : pipeline.named_parameters()) trace.add(name, parameter);
-    for (const PiecePtr& piece : pieces) {
-      for (const auto& buffer : piece->named_buffers()) trace.add(buffer.key(), buffer.value());
-    }
-    trace.captured = pipeline.captured();
-  });
-  return trace;
+  std::vector<std::pair<at::Tensor, at::Tensor>> batches;
+  for (int step = 0; step < run.steps; ++step) {
+    const at::Tensor input = run.model.input(run.rows(step)).to(kGpu, run.type);
+    batches.emplace_back(input, at::randn_like(input));
+  }
+  torch::cuda::synchronize();
+  std::vector<Trace> traces(static_cast<std::size_t>(run.ranks));
+  run_ranks({.ranks = run.ranks, .device = [](RankId) { return kGpu; }, .timeout = std::chrono::seconds(20)},
+            [&](World& world) { train(run, graph, world, pieces, batches, traces[world.rank().index()]); });
+  torch::cuda::synchronize();
+  return traces;
 }
 
 bool are_same_bits(const at::Tensor& a, const at::Tensor& b) {
@@ -123,12 +142,12 @@ void expect_same_bits(const Trace& got, const Trace& expected) {
   }
 }
 
-/// Runs it eagerly and with graphs; returns what was captured.
+/// Runs it eagerly and with graphs; returns what was captured on the last rank.
 CapturedSteps compare(const Training& run) {
-  const Trace eager = train(run, false);
-  const Trace graph = train(run, true);
-  expect_same_bits(graph, eager);
-  return graph.captured;
+  const std::vector<Trace> eager = train(run, false);
+  const std::vector<Trace> graph = train(run, true);
+  for (std::size_t rank = 0; rank < eager.size(); ++rank) expect_same_bits(graph[rank], eager[rank]);
+  return graph.back().captured;
 }
 
 const Model& model(const std::string& name) {
@@ -155,6 +174,20 @@ TEST_P(Graphs, GiveTheBitsOfTheEagerStep) {
     EXPECT_EQ(captured.graphs, 1) << captured.reason;
     EXPECT_EQ(captured.replayed, static_cast<std::uint64_t>(steps - 1)) << captured.reason;
     EXPECT_GT(captured.bytes, 0);
+  }
+}
+
+TEST_P(Graphs, InPiecesBetweenMessagesGiveTheBitsOfTheEagerStep) {
+  const Generator& generator = find_generator(GetParam());
+  for (const int ranks : {2, 4}) {
+    const int stages = ranks * std::clamp(2, generator.min_stages_per_rank, generator.max_stages_per_rank);
+    for (const char* name : {"Dropout", "Skip", "SeveralOutputs"}) {
+      SCOPED_TRACE(std::string(name) + " on " + std::to_string(ranks) + " ranks");
+      Training run{.model = model(name), .schedule = GetParam(), .stages = stages, .ranks = ranks, .steps = 6};
+      const CapturedSteps captured = compare(run);
+      EXPECT_EQ(captured.graphs, 1) << captured.reason;
+      EXPECT_EQ(captured.replayed, 5U) << captured.reason;
+    }
   }
 }
 
@@ -293,10 +326,11 @@ TEST_F(GraphSteps, WhoseParametersHaveMovedAreCapturedAnew) {
 /// Throws in the forward of one step.
 struct Failing : detail::Linear {
   ValueList run(const ValueList& in) override {
-    if (*fails) throw std::runtime_error("on purpose");
+    if ((fails && *fails) || (fails_elsewhere && *fails_elsewhere)) throw std::runtime_error("on purpose");
     return detail::Linear::run(in);
   }
   std::shared_ptr<bool> fails;
+  std::shared_ptr<std::atomic<bool>> fails_elsewhere;
 };
 
 TEST_F(GraphSteps, ThatFailLeaveNothingBehind) {
@@ -375,22 +409,28 @@ TEST_F(GraphSteps, AreEagerWithHandlersAndTimelines) {
   EXPECT_EQ(compare(run).replayed, 4U);
 }
 
-TEST_F(GraphSteps, OfSeveralRanksAreEagerAndSaySo) {
-  run_ranks({.ranks = 2, .device = [](RankId) { return kGpu; }}, [](World& world) {
-    torch::manual_seed(1);
-    torch::nn::Sequential layers(torch::nn::Linear(8, 8), torch::nn::Linear(8, 8));
-    layers->to(kGpu);
-    Pipeline pipeline(world, layers,
-                      {.microbatches = 2,
-                       .loss = [](const at::Tensor& output, const at::Tensor& target) {
-                         return torch::mse_loss(output, target);
-                       },
-                       .graph = true});
-    const at::Tensor input = at::randn({8, 8}, at::TensorOptions(kGpu));
-    for (int step = 0; step < 3; ++step) pipeline.step({input}, {.target = input});
-    EXPECT_EQ(pipeline.captured().replayed, 0U);
-    EXPECT_THAT(pipeline.captured().reason, testing::HasSubstr("only pipelines of one rank"));
-  });
+TEST_F(GraphSteps, OfSeveralRanksFollowShapesThatOthersKnow) {
+  Training run{.model = model("Dropout"), .schedule = "1F1B", .ranks = 4, .steps = 12};
+  run.rows = [](int step) { return step % 3 == 0 ? 24 : 23; };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.graphs, 2);
+  EXPECT_EQ(captured.replayed, 10U);
+}
+
+TEST_F(GraphSteps, OfSeveralRanksFailTogetherAndGoOn) {
+  const auto fails = std::make_shared<std::atomic<bool>>(false);
+  Training run{.model = {.name = "Failing", .make = [&](int stage, int) {
+                           auto piece = std::make_shared<Failing>();
+                           if (stage == 1) piece->fails_elsewhere = fails;
+                           return piece;
+                         }}};
+  run.schedule = "1F1B";
+  run.stages = run.ranks = 2;
+  run.steps = 8;
+  run.before = [&](int step, Pipeline& pipeline, const auto&) {
+    if (pipeline.has_last_stage()) *fails = step == 1;
+  };
+  compare(run);
 }
 
 TEST_F(GraphSteps, TakeInputsFromTheDeviceAlone) {

@@ -111,11 +111,11 @@ class CudaGraphDevice final : public GraphDevice {
  public:
   explicit CudaGraphDevice(c10::DeviceIndex device) : device_(device) {}
 
-  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work, bool makes_room) override {
     const c10::cuda::CUDAGuard on_device(device_);
     const std::unique_lock alone(captures());
     // What the eager steps have left would otherwise stay in the way of the pool.
-    allocator::emptyCache();
+    if (makes_room) allocator::emptyCache();
     if (pool_users_.expired()) pool_ = at::cuda::graph_pool_handle();
     std::shared_ptr<void> user = pool_users_.lock();
     if (!user) pool_users_ = user = std::make_shared<int>();
