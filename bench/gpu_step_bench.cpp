@@ -2,7 +2,9 @@
 // modules, microbatch by microbatch, captured by hand. Called by gpu_step_bench.py. All run in one process, in turns; the
 // best turn counts. Prints one line of JSON.
 //
-//   gpu_step_bench LAYERS WIDTH MICROBATCHES ROWS LENGTH float|bfloat16
+// With several ranks, as threads on one GPU, there is no bare loop.
+//
+//   gpu_step_bench LAYERS WIDTH MICROBATCHES ROWS LENGTH float|bfloat16 [RANKS]
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/torch.h>
@@ -10,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <sstream>
 #include <string>
 
 #include "graph_device.h"
@@ -27,6 +30,7 @@ struct Setting {
   int microbatches;
   std::int64_t rows, length;
   at::ScalarType type;
+  int ranks;
 };
 
 // torch::nn::Linear adds the bias of a 3-d input in a kernel of its own: at::linear does not.
@@ -93,8 +97,11 @@ void run(const Setting& setting, sc::World& world) {
   torch::manual_seed(1);
   const at::Device device = world.device();
   std::vector<std::shared_ptr<Part>> parts;
+  std::vector<int> own;
   for (int s = 0; s < kStages; ++s) {
     parts.push_back(std::make_shared<Part>(setting, s));
+    if (s % setting.ranks != world.rank().value) continue;  // as Interleaved1F1B and 1F1B lay them
+    own.push_back(s);
     parts.back()->to(device, setting.type);
   }
   const auto options = torch::TensorOptions(at::kLong).device(device);
@@ -108,22 +115,27 @@ void run(const Setting& setting, sc::World& world) {
   // Takes turns of the steps of one subject; returns the best.
   const auto best_of = [&](const auto& step) {
     for (int i = 0; i < 3; ++i) step();
-    const int steps = std::clamp(static_cast<int>(300 / milliseconds(1, step)), 1, 10);
+    const at::Tensor guess = at::scalar_tensor(milliseconds(1, step), at::kDouble);
+    world.everyone().all_reduce(guess, sc::Reduction::kMax);  // all ranks run the same number of steps
+    const int steps = std::clamp(static_cast<int>(300 / guess.item<double>()), 1, 10);
     double best = 1e9;
     for (int turn = 0; turn < 5; ++turn) best = std::min(best, milliseconds(steps, step));
     return best;
   };
-  std::cout << "{";
-  for (const char* schedule : {"Interleaved1F1B", "InterleavedZeroBubble"}) {
+  std::ostringstream line;
+  const bool is_interleaved = setting.ranks < kStages;
+  for (const char* schedule : {is_interleaved ? "Interleaved1F1B" : "1F1B", is_interleaved ? "InterleavedZeroBubble" : "ZB-H1"}) {
     for (const bool graph : {false, true}) {
       zero();
-      memory->emptyCache();
-      memory->resetPeakStats(device.index());
+      if (world.is_first()) {
+        memory->emptyCache();
+        memory->resetPeakStats(device.index());
+      }
       std::vector<sc::Stage> stages;
-      for (int s = 0; s < kStages; ++s) stages.push_back(sc::make_stage(s, parts[static_cast<std::size_t>(s)]));
+      for (const int s : own) stages.push_back(sc::make_stage(s, parts[static_cast<std::size_t>(s)]));
       sc::Pipeline pipeline(world, std::move(stages),
                             {.schedule = schedule,
-                             .stages_per_rank = kStages,
+                             .stages_per_rank = kStages / setting.ranks,
                              .microbatches = setting.microbatches,
                              .loss = loss_of,
                              .graph = graph});
@@ -134,9 +146,13 @@ void run(const Setting& setting, sc::World& world) {
       if (graph && !pipeline.captured().last_was_replayed) std::cerr << pipeline.captured().reason << "\n";
       const auto stats = memory->getDeviceStats(device.index());
       const std::string name = std::string(schedule) + (graph ? " graph" : " eager");
-      std::cout << "\"" << name << "\": " << best << ", \"" << name
-                << " GB\": " << static_cast<double>(stats.reserved_bytes[0].peak) / 1e9 << ", ";
+      line << "\"" << name << "\": " << best << ", \"" << name
+           << " GB\": " << static_cast<double>(stats.reserved_bytes[0].peak) / 1e9 << ", ";
     }
+  }
+  if (setting.ranks > 1) {
+    if (world.is_last()) std::cout << "{" << line.str() << "\"ranks\": " << setting.ranks << "}\n";
+    return;
   }
   // The bare loop.
   const auto loop = [&] {
@@ -158,7 +174,7 @@ void run(const Setting& setting, sc::World& world) {
   const auto graphs = sc::make_graph_device(device);
   const auto graph = graphs->capture(loop, /*makes_room=*/true);
   const double replayed = best_of([&] { graph->replay(); });
-  std::cout << "\"bare eager\": " << bare << ", \"bare graph\": " << replayed << "}\n";
+  std::cout << "{" << line.str() << "\"bare eager\": " << bare << ", \"bare graph\": " << replayed << "}\n";
 }
 
 }  // namespace
@@ -173,6 +189,7 @@ int main(int argc, char** argv) {
                         .microbatches = std::atoi(argv[3]),
                         .rows = std::atoll(argv[4]),
                         .length = std::atoll(argv[5]),
-                        .type = std::string(argv[6]) == "bfloat16" ? at::kBFloat16 : at::kFloat};
-  return sc::launch(argc, argv, {.ranks = 1, .device_type = at::kCUDA}, [&](sc::World& world) { run(setting, world); });
+                        .type = std::string(argv[6]) == "bfloat16" ? at::kBFloat16 : at::kFloat,
+                        .ranks = argc > 7 ? std::atoi(argv[7]) : 1};
+  return sc::launch(argc, argv, {.ranks = setting.ranks, .device_type = at::kCUDA}, [&](sc::World& world) { run(setting, world); });
 }

@@ -87,7 +87,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("this bench needs a GPU")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
     missed, results = [], []
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; milliseconds per step, and gigabytes reserved at most")
     for setting, wanted, wanted_split in ROWS:
@@ -113,6 +113,18 @@ def main():
         print(f"  bare loop: eager {ours['bare eager']:.1f}, graph {ours['bare graph']:.1f}; ours over it {over:.3f}")
         if over > MOST_OVER_BARE:
             missed.append(f"{setting}: {over:.3f} times a captured bare loop, at most {MOST_OVER_BARE} wanted")
+        for ranks in (2, 4):
+            done = subprocess.run([options.ours, *map(str, setting), str(ranks)], capture_output=True, text=True, check=False)
+            print(done.stderr, end="")
+            if done.returncode != 0:
+                missed.append(f"{setting}: ours with {ranks} ranks failed")
+                continue
+            threads = result[f"{ranks} ranks"] = json.loads(done.stdout)
+            for name in [key.removesuffix(" eager") for key in threads if key.endswith(" eager")]:
+                print(f"  {ranks} rank threads on this GPU, {name}: eager {threads[name + ' eager']:.1f} ({threads[name + ' eager GB']:.2f} GB), "
+                      f"graph {threads[name + ' graph']:.1f} ({threads[name + ' graph GB']:.2f} GB)", flush=True)
+                if threads[name + " graph"] > 1.05 * threads[name + " eager"]:
+                    missed.append(f"{setting}, {name} on {ranks} ranks: slower with graphs than without")
         results.append(result)
     dist.destroy_process_group()
     if options.json:

@@ -126,7 +126,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   return std::move(outputs_);
 }
 
-void Executor::named_in_errors(const Instruction& instruction, const std::function<void()>& run) {
+void Executor::named_in_errors(const Instruction& instruction, c10::function_ref<void()> run) {
   current_ = &instruction;
   try {
     run();

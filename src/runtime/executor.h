@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/util/FunctionRef.h>
 
 #include <array>
 #include <functional>
@@ -101,7 +102,7 @@ class Executor {
   void empty_flights();
   void run_instructions(std::size_t begin, std::size_t end);
   /// Runs the instruction's part of the step; what is thrown becomes an error that names it.
-  void named_in_errors(const Instruction& instruction, const std::function<void()>& run);
+  void named_in_errors(const Instruction& instruction, c10::function_ref<void()> run);
   bool run_as_graph(const StepInputs& inputs);
   void run_in_pieces(StepPieces& pieces);
   [[nodiscard]] std::size_t end_of_piece(std::size_t begin) const;

@@ -29,8 +29,20 @@ bool is_exchange(const Instruction& instruction) {
   }
 }
 
+bool is_compute(const Instruction& instruction) {
+  switch (instruction.action.kind()) {
+    case ActionKind::kForward:
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+    case ActionKind::kBackwardWeight:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// A computation that needs a message.
-bool is_waiting(const Instruction& instruction) { return instruction.peer.value >= 0 && !is_exchange(instruction); }
+bool is_waiting(const Instruction& instruction) { return instruction.peer.value >= 0 && is_compute(instruction); }
 
 /// The same memory, which it does not keep alive: graphs do.
 at::Tensor view_of(const at::Tensor& tensor) {
@@ -142,8 +154,13 @@ void Executor::run_in_pieces(StepPieces& pieces) {
   };
   for (std::size_t i = 0; i < all.size();) {
     if (is_exchange(all[i])) {
+      pieces.exchange();
       world_.activity().set(all[i].action);
       named_in_errors(all[i], [&] { exchange(all[i], pieces); });
+      ++i;
+      continue;
+    }
+    if (!is_compute(all[i])) {  // an UNSHARD, RESHARD or REDUCE_GRAD outside of all pieces
       ++i;
       continue;
     }
@@ -152,6 +169,7 @@ void Executor::run_in_pieces(StepPieces& pieces) {
     fills_.clear();
     for (std::size_t j = i; j < end; ++j) {
       if (!is_waiting(all[j])) continue;
+      pieces.exchange();
       Message real = receive_now(all[j]);
       if (pieces.is_capture()) {
         arrived_.emplace_back(all[j].tag, std::move(real));

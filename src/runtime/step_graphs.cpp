@@ -241,11 +241,15 @@ class StepGraphs::Capture final : public StepPieces {
   }
   [[nodiscard]] bool is_capture() const override { return true; }
   CapturedMessage& message() override { return made_.messages.emplace_back(); }
+  void exchange() override { has_exchanged_ = true; }
+  /// Whether the step has changed anything.
+  [[nodiscard]] bool has_begun() const { return has_exchanged_ || !made_.graphs.empty(); }
 
  private:
   StepGraphs& graphs_;
   Captured& made_;
   std::uint64_t step_;
+  bool has_exchanged_ = false;
 };
 
 class StepGraphs::Replay final : public StepPieces {
@@ -258,6 +262,7 @@ class StepGraphs::Replay final : public StepPieces {
   }
   [[nodiscard]] bool is_capture() const override { return false; }
   CapturedMessage& message() override { return captured_.messages.at(message_++); }
+  void exchange() override {}
 
  private:
   Captured& captured_;
@@ -304,10 +309,10 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
   std::exception_ptr failure;
   bool is_aborted = false;
   std::string why;
+  Capture pieces(*this, made, execution.inputs.number);
   losses_.begin_capture(inputs, made.seeds);
   try {
     const at::AutoGradMode training(true);
-    Capture pieces(*this, made, execution.inputs.number);
     execution.run(inputs, pieces);
   } catch (const AbortedError& error) {  // by another rank
     failure = std::current_exception();
@@ -349,9 +354,8 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
   if (is_aborted) std::rethrow_exception(failure);
   why = "it cannot be captured: " + why;
   failed_ = &captured;
-  const bool has_begun = !made.graphs.empty();
-  if (++captured.failures == kFailures || has_begun) captured.reason = why;
-  if (has_begun) {
+  if (++captured.failures == kFailures || pieces.has_begun()) captured.reason = why;
+  if (pieces.has_begun()) {
     current_stream(device_).synchronize();
     say(why);
     if (failure) std::rethrow_exception(failure);

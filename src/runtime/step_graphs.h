@@ -37,6 +37,8 @@ class StepPieces {
   [[nodiscard]] virtual bool is_capture() const = 0;
   /// The next message of the step: new while it is captured.
   virtual CapturedMessage& message() = 0;
+  /// Called before the first message is sent, posted or received: from then on the step cannot begin anew.
+  virtual void exchange() = 0;
 };
 
 /// The captured training steps of one rank, one list of graphs for each form that steps have had: see
@@ -70,7 +72,7 @@ class StepGraphs {
   /// What this rank's part of a step depends on. Keep it until `run`.
   [[nodiscard]] StepForm form_of(const Program& program, const StepInputs& inputs);
   /// Replays the step, or captures it piece by piece while it runs. Returns false, having changed nothing, when the step
-  /// has to run eagerly. Throws when a later piece than the first cannot be captured: gradients are then as before.
+  /// has to run eagerly. Throws when that shows only after messages were exchanged: gradients are then as before.
   bool run(StepForm form, const Execution& execution);
   /// The step runs eagerly; `why` is printed once.
   void refuse(const std::string& why);
