@@ -39,7 +39,8 @@ Timeline DeviceTimes::end() {
     mark.end.synchronize();
     const double start = seconds_to(mark.start);
     const double waited = mark.received ? seconds_to(*mark.received) - start : 0;
-    timeline.push_back({mark.action, zero_ + start, zero_ + seconds_to(mark.end), waited, mark.bytes, /*beside=*/false});
+    timeline.push_back(
+        {mark.action, zero_ + start, zero_ + seconds_to(mark.end), waited, mark.bytes, /*beside=*/false});
   }
   marks_.clear();
   return timeline;

@@ -150,11 +150,11 @@ class Executor {
   Handlers handlers_;
   bool record_ = false;
   Timeline timeline_;
-  std::optional<DeviceTimes> times_;   // on a device with streams
-  std::optional<StepGraphs> graphs_;   // with PipelineOptions::graph
+  std::optional<DeviceTimes> times_;  // on a device with streams
+  std::optional<StepGraphs> graphs_;  // with PipelineOptions::graph
   bool is_capturing_ = false;
-  StepPieces* pieces_ = nullptr;                       // of the step that is captured or replayed
-  std::vector<std::pair<Tag, Message>> arrived_;       // for the piece that is captured
+  StepPieces* pieces_ = nullptr;                          // of the step that is captured or replayed
+  std::vector<std::pair<Tag, Message>> arrived_;          // for the piece that is captured
   std::vector<std::pair<at::Tensor, at::Tensor>> fills_;  // what the piece reads, and what to copy there
   std::vector<Place> places_;
   std::vector<Flight> flights_;

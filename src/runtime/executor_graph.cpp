@@ -73,9 +73,9 @@ std::string Executor::why_eager() const {
   return {};
 }
 
-/// UNSHARD moves before the graphs, REDUCE_GRAD after them: they may wait for other threads. Returns false when the step
-/// has to run eagerly. All ranks of the pipeline call it: they capture in the same step, because the shapes that a rank
-/// gets are known to another.
+/// UNSHARD moves before the graphs, REDUCE_GRAD after them: they may wait for other threads. Returns false when the
+/// step has to run eagerly. All ranks of the pipeline call it: they capture in the same step, because the shapes that a
+/// rank gets are known to another.
 bool Executor::run_as_graph(const StepInputs& inputs) {
   if (!options_.graph.is_on() || !inputs.training()) return false;
   std::string why = why_eager();
@@ -218,8 +218,8 @@ Message Executor::as_captured(Message real, CapturedMessage& captured) {
       continue;
     }
     const at::Tensor& view = captured.tensors[t];
-    if (view.defined() != tensor.defined() || (view.defined() && (view.sizes() != tensor.sizes() ||
-                                                                  view.scalar_type() != tensor.scalar_type()))) {
+    if (view.defined() != tensor.defined() ||
+        (view.defined() && (view.sizes() != tensor.sizes() || view.scalar_type() != tensor.scalar_type()))) {
       throw InternalError("a message of a captured step has another shape than when it was captured");
     }
     if (view.defined()) fills_.emplace_back(view, tensor.detach());

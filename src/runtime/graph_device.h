@@ -18,8 +18,8 @@ class DeviceGraph {
   virtual void replay() = 0;
 };
 
-/// Captures graphs on one device, all in one private pool of memory: replay them on one stream. Used by one thread; those of
-/// several threads may share a device.
+/// Captures graphs on one device, all in one private pool of memory: replay them on one stream. Used by one thread;
+/// those of several threads may share a device.
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;

@@ -72,7 +72,7 @@ class LossPolicy {
   double replica_weight_ = 1;    // factor of this replica's losses, 1 on average
   double scale_ = 1;
   std::vector<at::Tensor> losses_;  // by microbatch; undefined where there is none yet
-  at::Tensor seeds_on_device_;  // defined while a step is captured
+  at::Tensor seeds_on_device_;      // defined while a step is captured
   // The last seed made, reused because seeds are often the same.
   at::Tensor seed_;
   double seed_weight_ = 0;

@@ -99,9 +99,8 @@ void StepForm::add(const Stage& stage) {
 }
 
 Value StepForm::with(const Value& value, const std::vector<at::Tensor>& replacements) const {
-  return value.map_tensors([&](const at::Tensor& tensor) {
-    return tensor.defined() ? replacements.at(index_of(tensor)) : tensor;
-  });
+  return value.map_tensors(
+      [&](const at::Tensor& tensor) { return tensor.defined() ? replacements.at(index_of(tensor)) : tensor; });
 }
 
 ValueDict StepForm::with(const ValueDict& dict, const std::vector<at::Tensor>& replacements) const {

@@ -287,8 +287,8 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
   made.retaken = captured.retaken;
   made.random = std::make_unique<StreamSeeds>(*graphs_, device_);
   for (const at::Tensor& tensor : form.tensors()) made.inputs.push_back(like(tensor));
-  made.seeds = at::zeros({static_cast<std::int64_t>(losses_.seeds().size())},
-                         at::TensorOptions(at::kDouble).device(device_));
+  made.seeds =
+      at::zeros({static_cast<std::int64_t>(losses_.seeds().size())}, at::TensorOptions(at::kDouble).device(device_));
   std::vector<at::Tensor> originals;  // gradients before the step
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     at::Tensor& gradient = gradient_of(i);

@@ -71,8 +71,8 @@ class StepGraphs {
   [[nodiscard]] bool can_capture() const { return graphs_ != nullptr; }
   /// What this rank's part of a step depends on. Keep it until `run`.
   [[nodiscard]] StepForm form_of(const Program& program, const StepInputs& inputs);
-  /// Replays the step, or captures it piece by piece while it runs. Returns false, having changed nothing, when the step
-  /// has to run eagerly. Throws when that shows only after messages were exchanged: gradients are then as before.
+  /// Replays the step, or captures it piece by piece while it runs. Returns false, having changed nothing, when the
+  /// step has to run eagerly. Throws when that shows only after messages were exchanged: gradients are then as before.
   bool run(StepForm form, const Execution& execution);
   /// The step runs eagerly; `why` is printed once.
   void refuse(const std::string& why);

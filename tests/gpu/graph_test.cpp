@@ -52,10 +52,8 @@ void train(const Training& run, GraphChoice graph, World& world, const std::vect
   PipelineOptions options{.schedule = run.schedule,
                           .stages_per_rank = run.stages / run.ranks,
                           .microbatches = run.microbatches,
-                          .loss =
-                              [](const Value& output, const Value& target, const ValueDict&) {
-                                return (output[0].tensor() - target.tensor()).pow(2).mean();
-                              },
+                          .loss = [](const Value& output, const Value& target,
+                                     const ValueDict&) { return (output[0].tensor() - target.tensor()).pow(2).mean(); },
                           .edges = run.model.edges(run.stages),
                           .seed = 17,
                           .graph = graph};
@@ -64,9 +62,9 @@ void train(const Training& run, GraphChoice graph, World& world, const std::vect
       run.schedule, {.ranks = run.ranks, .stages_per_rank = run.stages / run.ranks, .microbatches = run.microbatches});
   std::vector<Stage> stages;
   for (const StageId stage : schedule.placement.stages_of(world.rank())) {
-    stages.push_back(make_stage(stage.value, pieces[stage.index()], [piece = pieces[stage.index()]](const StageCall& call) {
-      return Value(piece->run(call.arguments));
-    }));
+    stages.push_back(make_stage(
+        stage.value, pieces[stage.index()],
+        [piece = pieces[stage.index()]](const StageCall& call) { return Value(piece->run(call.arguments)); }));
   }
   Pipeline pipeline(world, std::move(stages), std::move(options));
   torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(1e-2));
@@ -170,8 +168,7 @@ TEST_P(Graphs, GiveTheBitsOfTheEagerStep) {
     SCOPED_TRACE(each.name);
     const bool is_long = each.name == "Dropout" || each.name == "Skip";
     const int steps = is_long ? 20 : 5;
-    const CapturedSteps captured =
-        compare({.model = each, .schedule = GetParam(), .stages = stages, .steps = steps});
+    const CapturedSteps captured = compare({.model = each, .schedule = GetParam(), .stages = stages, .steps = steps});
     EXPECT_EQ(captured.graphs, 1) << captured.reason;
     EXPECT_EQ(captured.replayed, static_cast<std::uint64_t>(steps - 1)) << captured.reason;
     EXPECT_GT(captured.bytes, 0);
@@ -209,7 +206,8 @@ TEST_F(GraphSteps, OfPlannedSchedules) {
     request.placement = PlacementChoice::kLoop;
     request.time_budget = 0.2;
     const PlanResult planned = plan(request);
-    Training run{.model = model("Dropout"), .stages = planned.schedule.stages(), .microbatches = microbatches, .steps = 20};
+    Training run{
+        .model = model("Dropout"), .stages = planned.schedule.stages(), .microbatches = microbatches, .steps = 20};
     run.options = [&](PipelineOptions& options) { options.schedule = planned.schedule; };
     EXPECT_EQ(compare(run).replayed, 19U);
   }
@@ -337,10 +335,10 @@ struct Failing : detail::Linear {
 TEST_F(GraphSteps, ThatFailLeaveNothingBehind) {
   const auto fails = std::make_shared<bool>(false);
   Training run{.model = {.name = "Failing", .make = [&](int, int) {
-                      auto piece = std::make_shared<Failing>();
-                      piece->fails = fails;
-                      return piece;
-                    }}};
+                           auto piece = std::make_shared<Failing>();
+                           piece->fails = fails;
+                           return piece;
+                         }}};
   run.steps = 10;
   run.before = [&](int step, Pipeline&, const auto&) { *fails = step == 1 || step == 2; };
   const CapturedSteps captured = compare(run);
@@ -404,7 +402,8 @@ TEST_F(GraphSteps, AreEagerWithHandlersAndTimelines) {
       }
     }
     if (step == 6) {
-      EXPECT_TRUE(pipeline.captured().reason.empty() || pipeline.captured().reason.find("handler") != std::string::npos);
+      EXPECT_TRUE(pipeline.captured().reason.empty() ||
+                  pipeline.captured().reason.find("handler") != std::string::npos);
     }
   };
   EXPECT_EQ(compare(run).replayed, 4U);

@@ -120,8 +120,8 @@ class GraphRandom {
   [[nodiscard]] virtual std::uint64_t offset_of(const at::Generator& generator) const = 0;
 };
 
-/// While it lives, RandomScopes of this thread draw from the generators of `random`. Whatever a graph would freeze, such
-/// as random numbers made on the CPU, throws InvalidArgument.
+/// While it lives, RandomScopes of this thread draw from the generators of `random`. Whatever a graph would freeze,
+/// such as random numbers made on the CPU, throws InvalidArgument.
 class GraphRandomScope {
  public:
   explicit GraphRandomScope(GraphRandom& random);

@@ -13,11 +13,11 @@ namespace {
 void one_step(GraphChoice graph, const std::function<void(const Pipeline&)>& check) {
   run_ranks({.ranks = 1}, [&](World& world) {
     torch::nn::Sequential layers(torch::nn::Linear(4, 4));
-    Pipeline pipeline(world, layers,
-                      {.microbatches = 2,
-                       .loss = [](const at::Tensor& output,
-                                  const at::Tensor& target) { return torch::mse_loss(output, target); },
-                       .graph = graph});
+    Pipeline pipeline(
+        world, layers,
+        {.microbatches = 2,
+         .loss = [](const at::Tensor& output, const at::Tensor& target) { return torch::mse_loss(output, target); },
+         .graph = graph});
     pipeline.step({at::ones({4, 4})}, {.target = at::zeros({4, 4})});
     check(pipeline);
   });
