@@ -79,26 +79,26 @@ std::string Executor::why_eager() const {
 bool Executor::run_as_graph(const StepInputs& inputs) {
   if (!options_.graph.is_on() || !inputs.training()) return false;
   std::string why = why_eager();
-  std::optional<StepForm> form;
+  std::optional<StepSignature> signature;
   if (why.empty()) {
-    form.emplace(graphs_->form_of(*program_, inputs));
-    why = form->obstacle();
+    signature.emplace(graphs_->signature_of(*program_, inputs));
+    why = signature->obstacle();
   }
   std::uint64_t others = 0;
   if (world_.size() > 1) {
     std::string own = why.empty() ? "+" : "-" + why;
-    if (form) {
-      for (const std::uint64_t number : form->key()) others = others * 0x9e3779b97f4a7c15ULL + number + 1;
+    if (signature) {
+      for (const std::uint64_t number : signature->key()) others = others * 0x9e3779b97f4a7c15ULL + number + 1;
       if (why.empty()) own += std::to_string(others);
     }
     others = 0;
-    const auto during = world_.pipeline().during("the form of the step");
+    const auto during = world_.pipeline().during("the signature of the step");
     int rank = 0;
-    for (const std::string& form_of_rank : world_.pipeline().all_gather(own)) {
-      if (why.empty() && form_of_rank.front() == '-') {
-        why = "rank " + std::to_string(rank) + " cannot: " + form_of_rank.substr(1);
+    for (const std::string& signature_of_rank : world_.pipeline().all_gather(own)) {
+      if (why.empty() && signature_of_rank.front() == '-') {
+        why = "rank " + std::to_string(rank) + " cannot: " + signature_of_rank.substr(1);
       }
-      others = others * 0x9e3779b97f4a7c15ULL + std::hash<std::string>()(form_of_rank);
+      others = others * 0x9e3779b97f4a7c15ULL + std::hash<std::string>()(signature_of_rank);
       ++rank;
     }
   }
@@ -120,7 +120,7 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
     fills_.clear();
     drop_flights();
   };
-  if (!graphs_->run(std::move(*form), {*program_, inputs, run, clear, others, outputs_.outputs})) return false;
+  if (!graphs_->run(std::move(*signature), {*program_, inputs, run, clear, others, outputs_.outputs})) return false;
   for (const Instruction& instruction : program_->instructions) {
     if (instruction.action.kind() == ActionKind::kReduceGrad) parameters_.reduce_gradients(instruction.stage);
   }

@@ -61,19 +61,23 @@ StepGraphs::StepGraphs(c10::Device device, const PipelineOptions& options, const
 
 /// What is replayed at the moment must not lose its memory.
 StepGraphs::~StepGraphs() {
-  if (!captured_.empty()) current_stream(device_).synchronize();
+  if (captured_.empty()) return;
+  try {
+    current_stream(device_).synchronize();
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the device has failed, and its memory with it
+  }
 }
 
 // --- which graph ---
 
-StepForm StepGraphs::form_of(const Program& program, const StepInputs& inputs) {
-  StepForm form(device_);
-  form.add(reinterpret_cast<std::uintptr_t>(&program));
-  form.add(inputs);
-  for (const Stage& stage : stages_) form.add(stage);
-  for (const double seed : losses_.seeds()) form.add(std::uint64_t{seed == 0});
-  for (std::size_t i = 0; i < trained_.size(); ++i) form.add(std::uint64_t{gradient_of(i).defined()});
-  return form;
+StepSignature StepGraphs::signature_of(const Program& program, const StepInputs& inputs) {
+  StepSignature signature(device_);
+  signature.add(reinterpret_cast<std::uintptr_t>(&program));
+  signature.add(inputs);
+  for (const Stage& stage : stages_) signature.add(stage);
+  for (const double seed : losses_.seeds()) signature.add(std::uint64_t{seed == 0});
+  for (std::size_t i = 0; i < trained_.size(); ++i) signature.add(std::uint64_t{gradient_of(i).defined()});
+  return signature;
 }
 
 at::Tensor& StepGraphs::gradient_of(std::size_t parameter) {
@@ -106,15 +110,15 @@ void StepGraphs::drop_if_moved() {
   captured_.clear();
 }
 
-bool StepGraphs::run(StepForm form, const Execution& execution) {
+bool StepGraphs::run(StepSignature signature, const Execution& execution) {
   failed_ = nullptr;
   drop_if_moved();
-  form.add(execution.others);
-  Captured* captured = find(form.key());
+  signature.add(execution.others);
+  Captured* captured = find(signature.key());
   if (captured == nullptr) {
-    captured_.emplace_back().key = form.key();
+    captured_.emplace_back().key = signature.key();
     refuse("");
-    report_.reason = "the first step of its form is not captured";
+    report_.reason = "the first step of its kind is not captured";
     return false;
   }
   if (!captured->graphs.empty() && is_held_elsewhere(*captured)) {
@@ -140,9 +144,9 @@ bool StepGraphs::run(StepForm form, const Execution& execution) {
     return false;
   }
   if (captured->graphs.empty()) {
-    if (!capture(*captured, form, execution)) return false;
+    if (!capture(*captured, signature, execution)) return false;
   } else {
-    replay(*captured, form, execution);
+    replay(*captured, signature, execution);
   }
   ++report_.replayed;
   report_.last_was_replayed = true;
@@ -271,8 +275,8 @@ class StepGraphs::Replay final : public StepPieces {
 };
 
 /// What differs from step to step, except gradients and random numbers.
-void StepGraphs::bring_in(Captured& captured, const StepForm& form) {
-  if (!captured.inputs.empty()) at::_foreach_copy_(captured.inputs, form.tensors(), /*non_blocking=*/true);
+void StepGraphs::bring_in(Captured& captured, const StepSignature& signature) {
+  if (!captured.inputs.empty()) at::_foreach_copy_(captured.inputs, signature.tensors(), /*non_blocking=*/true);
   if (captured.seeds.numel() > 0) upload(losses_.seeds(), captured.seeds);
 }
 
@@ -281,12 +285,12 @@ void StepGraphs::bring_out(Captured& captured, const Execution& execution) {
   for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
 }
 
-bool StepGraphs::capture(Captured& captured, const StepForm& form, const Execution& execution) {
+bool StepGraphs::capture(Captured& captured, const StepSignature& signature, const Execution& execution) {
   Captured made;
   made.key = captured.key;
   made.retaken = captured.retaken;
   made.random = std::make_unique<StreamSeeds>(*graphs_, device_);
-  for (const at::Tensor& tensor : form.tensors()) made.inputs.push_back(like(tensor));
+  for (const at::Tensor& tensor : signature.tensors()) made.inputs.push_back(like(tensor));
   made.seeds =
       at::zeros({static_cast<std::int64_t>(losses_.seeds().size())}, at::TensorOptions(at::kDouble).device(device_));
   std::vector<at::Tensor> originals;  // gradients before the step
@@ -298,13 +302,13 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
     before = known(gradient);
     if (!before) before = std::make_shared<Gradient>(Gradient{like(gradient), 0});
   }
-  bring_in(made, form);
+  bring_in(made, signature);
   std::vector<at::Tensor> elsewhere = bring_in_gradients(made);
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     if (made.before[i]) gradient_of(i) = made.before[i]->tensor;
   }
-  StepInputs inputs = form.with(execution.inputs, made.inputs);
-  const ValueDict keywords = form.with(*execution.inputs.loss_keywords, made.inputs);
+  StepInputs inputs = signature.with(execution.inputs, made.inputs);
+  const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
   inputs.loss_keywords = &keywords;
   std::exception_ptr failure;
   bool is_aborted = false;
@@ -366,9 +370,9 @@ bool StepGraphs::capture(Captured& captured, const StepForm& form, const Executi
   return false;
 }
 
-void StepGraphs::replay(Captured& captured, const StepForm& form, const Execution& execution) {
+void StepGraphs::replay(Captured& captured, const StepSignature& signature, const Execution& execution) {
   const at::NoGradGuard no_graph;
-  bring_in(captured, form);
+  bring_in(captured, signature);
   captured.random->set_step(options_.seed, execution.inputs.number);
   const std::vector<at::Tensor> elsewhere = bring_in_gradients(captured);
   Replay pieces(captured);

@@ -11,7 +11,7 @@
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "stagecraft/runtime/graph.h"
-#include "step_form.h"
+#include "step_signature.h"
 
 namespace stagecraft {
 
@@ -41,7 +41,7 @@ class StepPieces {
   virtual void exchange() = 0;
 };
 
-/// The captured training steps of one rank, one list of graphs for each form that steps have had: see
+/// The captured training steps of one rank, one list of graphs for each signature that steps have had: see
 /// docs/design/graphs.md.
 class StepGraphs {
  public:
@@ -70,10 +70,10 @@ class StepGraphs {
   /// Whether there is a device to capture on. If not, nothing else may be called.
   [[nodiscard]] bool can_capture() const { return graphs_ != nullptr; }
   /// What this rank's part of a step depends on. Keep it until `run`.
-  [[nodiscard]] StepForm form_of(const Program& program, const StepInputs& inputs);
+  [[nodiscard]] StepSignature signature_of(const Program& program, const StepInputs& inputs);
   /// Replays the step, or captures it piece by piece while it runs. Returns false, having changed nothing, when the
   /// step has to run eagerly. Throws when that shows only after messages were exchanged: gradients are then as before.
-  bool run(StepForm form, const Execution& execution);
+  bool run(StepSignature signature, const Execution& execution);
   /// The step runs eagerly; `why` is printed once.
   void refuse(const std::string& why);
   /// The eager step has failed too: what came up during its capture was not about graphs.
@@ -115,9 +115,9 @@ class StepGraphs {
 
   [[nodiscard]] Captured* find(const std::vector<std::uint64_t>& key);
   void drop_if_moved();
-  bool capture(Captured& captured, const StepForm& form, const Execution& execution);
-  void replay(Captured& captured, const StepForm& form, const Execution& execution);
-  void bring_in(Captured& captured, const StepForm& form);
+  bool capture(Captured& captured, const StepSignature& signature, const Execution& execution);
+  void replay(Captured& captured, const StepSignature& signature, const Execution& execution);
+  void bring_in(Captured& captured, const StepSignature& signature);
   void bring_out(Captured& captured, const Execution& execution);
   [[nodiscard]] at::Tensor& gradient_of(std::size_t parameter);
   [[nodiscard]] GradientPtr known(const at::Tensor& gradient) const;

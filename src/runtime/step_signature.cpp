@@ -1,4 +1,4 @@
-#include "step_form.h"
+#include "step_signature.h"
 
 #include <ATen/MemoryOverlap.h>
 
@@ -16,13 +16,13 @@ bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-std::size_t StepForm::index_of(const at::Tensor& tensor) const {
+std::size_t StepSignature::index_of(const at::Tensor& tensor) const {
   std::size_t index = 0;
   while (index < tensors_.size() && !is_same_view(tensors_[index], tensor)) ++index;
   return index;
 }
 
-void StepForm::add(const at::Tensor& tensor) {
+void StepSignature::add(const at::Tensor& tensor) {
   if (!tensor.defined()) return add(std::uint64_t{0});
   if (tensor.layout() != at::kStrided) return refuse("an input is sparse, which a graph cannot read again");
   if (tensor.device() != device_) {
@@ -44,7 +44,7 @@ void StepForm::add(const at::Tensor& tensor) {
   for (const std::int64_t stride : tensor.strides()) add(static_cast<std::uint64_t>(stride));
 }
 
-void StepForm::add(const Value& value) {
+void StepSignature::add(const Value& value) {
   add(std::uint64_t{value.held().index()});
   const auto visit = [this](const auto& held) {
     using Held = std::decay_t<decltype(held)>;
@@ -66,7 +66,7 @@ void StepForm::add(const Value& value) {
   std::visit(visit, value.held());
 }
 
-void StepForm::add(const ValueDict& dict) {
+void StepSignature::add(const ValueDict& dict) {
   add(std::uint64_t{dict.size()});
   for (const auto& [name, value] : dict) {
     add(std::uint64_t{std::hash<std::string>()(name)});
@@ -74,7 +74,7 @@ void StepForm::add(const ValueDict& dict) {
   }
 }
 
-void StepForm::add(const StepInputs& inputs) {
+void StepSignature::add(const StepInputs& inputs) {
   for (const ValueList& list : inputs.arguments) {
     add(std::uint64_t{list.size()});
     for (const Value& value : list) add(value);
@@ -91,25 +91,25 @@ void StepForm::add(const StepInputs& inputs) {
   add(std::uint64_t{inputs.keep_outputs});
 }
 
-void StepForm::add(const Stage& stage) {
+void StepSignature::add(const Stage& stage) {
   if (stage.options().mode) add(stage.options().mode());
   for (const auto& [name, parameter] : stage.parameters()) {
     add(std::uint64_t{parameter.defined() && parameter.requires_grad()});
   }
 }
 
-Value StepForm::with(const Value& value, const std::vector<at::Tensor>& replacements) const {
+Value StepSignature::with(const Value& value, const std::vector<at::Tensor>& replacements) const {
   return value.map_tensors(
       [&](const at::Tensor& tensor) { return tensor.defined() ? replacements.at(index_of(tensor)) : tensor; });
 }
 
-ValueDict StepForm::with(const ValueDict& dict, const std::vector<at::Tensor>& replacements) const {
+ValueDict StepSignature::with(const ValueDict& dict, const std::vector<at::Tensor>& replacements) const {
   ValueDict changed;
   for (const auto& [name, value] : dict) changed.emplace_back(name, with(value, replacements));
   return changed;
 }
 
-StepInputs StepForm::with(const StepInputs& inputs, const std::vector<at::Tensor>& replacements) const {
+StepInputs StepSignature::with(const StepInputs& inputs, const std::vector<at::Tensor>& replacements) const {
   StepInputs changed = inputs;
   for (ValueList& list : changed.arguments) {
     for (Value& value : list) value = with(value, replacements);

@@ -9,10 +9,11 @@
 
 namespace stagecraft {
 
-/// What a graph of a step depends on, apart from the data in its tensors: two steps of the same form can share one.
-class StepForm {
+/// What a graph of a step depends on, apart from the data in its tensors: two steps of the same signature can share
+/// one.
+class StepSignature {
  public:
-  explicit StepForm(c10::Device device) : device_(device) {}
+  explicit StepSignature(c10::Device device) : device_(device) {}
 
   void add(std::uint64_t number) { key_.push_back(number); }
   void add(const Value& value);
@@ -24,7 +25,7 @@ class StepForm {
   [[nodiscard]] const std::vector<std::uint64_t>& key() const { return key_; }
   /// The tensors of the inputs, each once.
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// Why a step of this form cannot be captured; empty if nothing is known.
+  /// Why a step of this signature cannot be captured; empty if nothing is known.
   [[nodiscard]] const std::string& obstacle() const { return obstacle_; }
 
   /// The same inputs, with each of `tensors` replaced.
