@@ -61,6 +61,8 @@ class Executor {
     handlers_[static_cast<std::size_t>(kind)] = std::move(handler);
   }
   void set_recording(bool record) { record_ = record; }
+  /// While steps are timed to choose a schedule: none is captured, because a capture takes longer than a step.
+  void set_choosing(bool choosing) { is_choosing_ = choosing; }
   [[nodiscard]] const Timeline& timeline() const { return timeline_; }
   [[nodiscard]] CapturedSteps captured() const { return graphs_ ? graphs_->report() : CapturedSteps(); }
 
@@ -152,6 +154,7 @@ class Executor {
   Timeline timeline_;
   std::optional<DeviceTimes> times_;  // on a device with streams
   std::optional<StepGraphs> graphs_;  // with PipelineOptions::graph
+  bool is_choosing_ = false;
   bool is_capturing_ = false;
   StepPieces* pieces_ = nullptr;                          // of the step that is captured or replayed
   std::vector<std::pair<Tag, Message>> arrived_;          // for the piece that is captured

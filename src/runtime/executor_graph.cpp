@@ -69,6 +69,7 @@ std::string Executor::why_eager() const {
     return "a handler runs between two actions (Pipeline::on)";
   }
   if (record_) return "a timeline is recorded";
+  if (is_choosing_) return "the schedule is being chosen (\"auto\")";
   if (!parameters_.is_alone()) return "replicas share the gradients: only pipelines without replicas are captured";
   return {};
 }

@@ -229,6 +229,7 @@ class Pipeline::Implementation {
   template <typename Prepare>
   StepResult steered(const Prepare& prepare, const StepOptions& options, StepKind kind) {
     const bool is_timed = kind == StepKind::kTraining && steering_ && !steering_->is_decided();
+    executor_->set_choosing(is_timed);
     if (is_timed) wait_for_device();
     const double begin = world_.transport().now();
     StepResult result = together(prepare, options, kind);
