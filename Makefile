@@ -23,8 +23,8 @@ MORE_TEST_PACKAGES := libmpich-dev mpich
 SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
-.PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream crossings \
-  bench figures lint pictures wheel wheel-schedule wheel-training clean
+.PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream test-gpu \
+  crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,30 @@ bench: setup command  ## Ours beside the installed torch, ratios printed, writte
 	  .venv/bin/python bench/training_bench.py --sharding build/bin/sharding_bench --recompute build/bin/recompute_bench --json build/bench/training.json || failed=1; \
 	  .venv/bin/python bench/fidelity_bench.py --bench build/bin/fidelity_bench --json build/bench/fidelity.json || failed=1; \
 	  build/bin/save_bench 1024 4 64 4 build/bench/checkpoints > build/bench/save.json && cat build/bench/save.json || failed=1; \
+	  exit $$failed
+
+# --- GPUs ---
+
+# Offline, with whatever torch PYTHON has: it must be 2.11 or later, with CUDA. PREFIX_PATH: further places of packages.
+PREFIX_PATH ?=
+define configure_gpu
+	@mkdir -p build/bench; $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "$@: $(PYTHON) has no torch that sees a GPU: give PYTHON=..." >&2; exit 1; }
+	@cmake -G Ninja -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DSTAGECRAFT_PARITY=OFF -DSTAGECRAFT_PYTHON="$$(command -v $(PYTHON))" \
+	  -DCMAKE_PREFIX_PATH="$(PREFIX_PATH);$$($(PYTHON) -c 'import torch; print(torch.utils.cmake_prefix_path)')" > build/gpu.log 2>&1 || { tail -20 build/gpu.log; exit 1; }
+endef
+
+test-gpu:  ## Steps as graphs, and the equivalence tests, on a GPU
+	$(configure_gpu)
+	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test
+	@build/gpu/bin/gpu_test --gtest_brief=1
+	@STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
+
+bench-gpu:  ## Ours beside the installed torch on a GPU: steps eager and as graphs, and training a GPT
+	$(configure_gpu)
+	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench stagecraft stagecraft_train
+	@failed=0; \
+	  $(PYTHON) bench/gpu_step_bench.py --ours build/gpu/bin/gpu_step_bench --json build/bench/gpu_step.json || failed=1; \
+	  $(PYTHON) bench/gpu_gpt_bench.py --stagecraft build/gpu/bin/stagecraft --json build/bench/gpu_gpt.json || failed=1; \
 	  exit $$failed
 
 figures: packages  ## Search every published row anew and write docs/planner.md (about ten minutes)

@@ -3,6 +3,7 @@
 option(STAGECRAFT_TORCH "Build the half that trains, where LibTorch is found" ON)
 
 set(STAGECRAFT_HAS_TORCH OFF)
+set(STAGECRAFT_HAS_CUDA OFF)  # whether LibTorch was built with it
 if(STAGECRAFT_TORCH)
   set(before ${CMAKE_MESSAGE_LOG_LEVEL})
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)  # it warns of libraries that nothing here needs
@@ -18,7 +19,10 @@ if(STAGECRAFT_TORCH)
   endif()
   if(Torch_FOUND)
     set(STAGECRAFT_HAS_TORCH ON)
-    message(STATUS "LibTorch: ${TORCH_INSTALL_PREFIX}")
+    if(TARGET torch_cuda AND TARGET c10_cuda)
+      set(STAGECRAFT_HAS_CUDA ON)
+    endif()
+    message(STATUS "LibTorch: ${TORCH_INSTALL_PREFIX}, CUDA ${STAGECRAFT_HAS_CUDA}")
   else()
     message(STATUS "LibTorch not found: building the torch-free half alone. 'make setup' installs it, or give "
                    "-DCMAKE_PREFIX_PATH=<where it is>")

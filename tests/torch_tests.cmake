@@ -26,7 +26,7 @@ stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp equiva
 stagecraft_torch_test(crossings_test 1 crossings/crossings_test.cpp)
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/handlers_test.cpp unit/runtime/pipeline_errors_test.cpp
                       unit/runtime/loss_weight_test.cpp unit/runtime/memory_test.cpp unit/runtime/precision_test.cpp unit/runtime/step_options_test.cpp unit/runtime/recompute_test.cpp unit/runtime/replicas_test.cpp unit/runtime/sharding_test.cpp unit/automatic/auto_test.cpp
-                      unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
+                      unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/graph_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
                       unit/model/operators_test.cpp)
 target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime ${PROJECT_SOURCE_DIR}/src/automatic)  # failures that no user can cause
 set_property(TEST runtime_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-SlowRank.*)
@@ -68,6 +68,12 @@ if(NOT STAGECRAFT_SANITIZE)  # it compares numbers of LibTorch, which is not ins
                         concurrency/pointwise.cpp concurrency/reductions.cpp concurrency/layers.cpp concurrency/indexing.cpp)
 else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/concurrency/operators_test.cpp)
+endif()
+
+if(STAGECRAFT_HAS_CUDA)  # `make test-gpu` runs it; without a GPU its cases are skipped
+  stagecraft_torch_test(gpu_test 1 gpu/graph_test.cpp)
+else()
+  list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/gpu/graph_test.cpp)
 endif()
 
 if(STAGECRAFT_HAS_MPI)

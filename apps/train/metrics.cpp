@@ -59,7 +59,7 @@ std::optional<std::int64_t> step_of_json(std::string_view line) {
 
 Metrics::Metrics(World& world, Pipeline& pipeline, const Options& options)
     : world_(world), pipeline_(pipeline), options_(options), is_on_(!options.metrics.empty()) {
-  // On a GPU, actions are recorded when they are issued, which says nothing about idle time.
+  // On a GPU, a recorded step waits for the device: that would slow down what is measured.
   if (is_on_ && world.device().is_cpu()) pipeline.record_timeline(true);
 }
 

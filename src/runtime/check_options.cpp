@@ -39,6 +39,12 @@ void check_options(const PipelineOptions& options, const std::vector<Stage>& sta
     throw InvalidArgument(
         "loss_weight is about a mean, but loss_scale is kSum, which adds up all losses: give one of them");
   }
+  if (options.graph.is_on() && !options.graph.is_auto() && !world.device().is_cuda()) {
+    throw InvalidArgument("graph is true, but rank " + std::to_string(world.rank().value) + " computes on " +
+                          world.device().str() +
+                          ": only steps on a CUDA device can be captured; leave it out, or write .graph = \"auto\" to "
+                          "capture them where that is possible");
+  }
   check_precision(options.precision);
 }
 

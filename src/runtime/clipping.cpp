@@ -29,12 +29,18 @@ std::vector<at::Tensor> counted_parameters(const std::vector<Stage>& stages, con
 at::Tensor gradient_norm(World& world, const std::vector<at::Tensor>& counted, bool is_sharded) {
   const at::NoGradGuard no_graph;
   at::Tensor square = at::zeros({}, at::TensorOptions(at::kDouble).device(world.device()));
+  std::vector<at::Tensor> together;  // on a GPU, one kernel takes many
   for (const at::Tensor& parameter : counted) {
     if (!parameter.grad().defined()) continue;
+    if (parameter.is_cuda() && parameter.is_floating_point() && parameter.grad().layout() == at::kStrided) {
+      together.push_back(parameter.grad());
+      continue;
+    }
     const at::Tensor norm = at::linalg_vector_norm(parameter.grad(), 2, std::nullopt, false,
                                                    parameter.is_complex() ? at::kComplexDouble : at::kDouble);
     square += norm.square();
   }
+  if (!together.empty()) square += at::stack(at::_foreach_norm(together, 2, at::kDouble)).square().sum();
   // Replicas have the same gradients, or different parts of them.
   Group& group = is_sharded ? world.everyone() : world.pipeline();
   const auto during = group.during("the norm of the gradients");

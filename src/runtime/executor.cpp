@@ -54,6 +54,10 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
         std::any_of(place.segments.begin(), place.segments.end(), [](const Segment& s) { return s.again; });
   }
   empty_flights();
+  if (!world.device().is_cpu()) times_.emplace(world.device());
+  if (!options.graph.is_on()) return;
+  graphs_.emplace(world.device(), options, stages, parameters, losses);
+  if (!graphs_->can_capture()) graphs_.reset();
 }
 
 void Executor::empty_flights() {
@@ -64,13 +68,21 @@ void Executor::empty_flights() {
   }
 }
 
-void Executor::clear() {
-  parameters_.cancel();
-  losses_.clear();
+void Executor::drop_flights() {
   if (main_stream_) set_current_stream(*main_stream_);
   main_stream_.reset();
   empty_flights();
   for (auto* tensors : {&leaves_, &inner_leaves_, &roots_, &first_roots_, &arriving_, &relayed_}) tensors->clear();
+}
+
+void Executor::clear() {
+  parameters_.cancel();
+  losses_.clear();
+  drop_flights();
+  is_capturing_ = false;
+  pieces_ = nullptr;
+  arrived_.clear();
+  fills_.clear();
   outputs_ = StepOutputs();
   program_ = nullptr;
   inputs_ = nullptr;
@@ -85,7 +97,16 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   timeline_.clear();
   const at::AutoGradMode mode(inputs.training());
   parameters_.begin_step(inputs.update);
-  run_instructions();
+  if (!run_as_graph(inputs)) {
+    if (record_ && times_) times_->begin([&] { return world_.transport().now(); });
+    try {
+      run_instructions(0, program.instructions.size());
+    } catch (...) {
+      if (graphs_) graphs_->forgive();
+      throw;
+    }
+    if (record_ && times_) timeline_ = times_->end();
+  }
   parameters_.end_step(program.never_reduced);
   if (inputs.training() && record_) {
     for (const BesideRecord& done : parameters_.records()) {
@@ -105,30 +126,39 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   return std::move(outputs_);
 }
 
-void Executor::run_instructions() {
+void Executor::named_in_errors(const Instruction& instruction, c10::function_ref<void()> run) {
+  current_ = &instruction;
+  try {
+    run();
+  } catch (const StepError&) {
+    throw;
+  } catch (const AbortedError& error) {
+    const Action& slot = program_->schedule->rows[world_.rank().index()][instruction.step];
+    throw AbortedError(
+        std::string(error.what()) + " (at its step " + std::to_string(instruction.step) + ", " + to_text(slot) + ")",
+        error.peer());
+  } catch (const c10::Error& error) {
+    fail(with_remedy(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    fail(with_remedy(error.what()));
+  } catch (...) {
+    fail(kUnknownException);
+  }
+}
+
+void Executor::run_instructions(std::size_t begin, std::size_t end) {
   const std::vector<Instruction>& instructions = program_->instructions;
   const Row& row = program_->schedule->rows[world_.rank().index()];
-  for (std::size_t i = 0; i < instructions.size(); ++i) {
+  for (std::size_t i = begin; i < end; ++i) {
     const Instruction& instruction = instructions[i];
     const Action& slot = row[instruction.step];
-    current_ = &instruction;
-    try {
+    named_in_errors(instruction, [&] {
       if (slot.is_overlap()) {
         execute_overlap(instruction, instructions[++i], slot);
       } else {
         execute(instruction);
       }
-    } catch (const AbortedError& error) {
-      throw AbortedError(
-          std::string(error.what()) + " (at its step " + std::to_string(instruction.step) + ", " + to_text(slot) + ")",
-          error.peer());
-    } catch (const c10::Error& error) {
-      fail(with_remedy(error.what_without_backtrace()));
-    } catch (const std::exception& error) {
-      fail(with_remedy(error.what()));
-    } catch (...) {
-      fail(kUnknownException);
-    }
+    });
   }
 }
 
@@ -170,7 +200,9 @@ void Executor::execute(const Instruction& instruction) {
   // Make a name only when a profiler is active.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const double start = record_ ? world_.transport().now() : 0;
+  const bool by_events = record_ && times_;
+  const double start = record_ && !by_events ? world_.transport().now() : 0;
+  if (by_events) times_->start();
   waited_ = 0;
   bytes_ = 0;
   const auto& handler = handlers_[static_cast<std::size_t>(action.kind())];
@@ -180,7 +212,11 @@ void Executor::execute(const Instruction& instruction) {
   } else {
     perform(instruction);
   }
-  if (record_) timeline_.push_back({action, start, world_.transport().now(), waited_, bytes_, /*beside=*/false});
+  if (by_events) {
+    times_->finish(action, bytes_);
+  } else if (record_) {
+    timeline_.push_back({action, start, world_.transport().now(), waited_, bytes_, /*beside=*/false});
+  }
 }
 
 void Executor::perform(const Instruction& instruction) {
@@ -204,17 +240,21 @@ void Executor::perform(const Instruction& instruction) {
     case ActionKind::kRecvBackward:
       return world_.transport().post_receive(instruction.peer, instruction.tag);
     case ActionKind::kUnshard:
+      if (is_capturing_) return;  // see run_as_graph
       return parameters_.unshard(instruction.stage);
     case ActionKind::kReshard:
+      if (is_capturing_) return;
       return parameters_.reshard(instruction.stage);
     case ActionKind::kReduceGrad:
+      if (is_capturing_) return;
       return parameters_.reduce_gradients(instruction.stage);
     default:
       return;
   }
 }
 
-void Executor::send(const Instruction& instruction) {
+/// What a SEND sends; taken from the flight.
+Message Executor::message_of(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   Message message;
   if (instruction.action.kind() == ActionKind::kSendForward) {
@@ -225,6 +265,11 @@ void Executor::send(const Instruction& instruction) {
     message.tensors = std::move(in.gradients_out);  // the receiver knows what it has sent, so it needs no form
     in.gradients_out.clear();
   }
+  return message;
+}
+
+void Executor::send(const Instruction& instruction) {
+  Message message = message_of(instruction);
   if (record_) bytes_ = bytes_of(message);
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
@@ -235,9 +280,15 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
     throw InvalidArgument(std::string("there is no ") + what +
                           " for it: a handler of the action before it, on this rank, did not call run()");
   }
+  if (is_capturing_) {
+    const auto arrived = std::find_if(arrived_.begin(), arrived_.end(),
+                                      [&](const auto& other) { return other.first == instruction.tag; });
+    return as_captured(std::move(arrived->second), pieces_->message());
+  }
   const double begin = record_ ? world_.transport().now() : 0;
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
   if (record_) waited_ += world_.transport().now() - begin;
+  if (record_ && times_) times_->received();
   return message;
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/util/FunctionRef.h>
 
 #include <array>
 #include <functional>
 #include <optional>
 #include <vector>
 
+#include "device_times.h"
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "program.h"
@@ -14,6 +16,7 @@
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/stage/packing.h"
+#include "step_graphs.h"
 #include "step_inputs.h"
 
 namespace stagecraft {
@@ -58,7 +61,10 @@ class Executor {
     handlers_[static_cast<std::size_t>(kind)] = std::move(handler);
   }
   void set_recording(bool record) { record_ = record; }
+  /// While steps are timed to choose a schedule: none is captured, because a capture takes longer than a step.
+  void set_choosing(bool choosing) { is_choosing_ = choosing; }
   [[nodiscard]] const Timeline& timeline() const { return timeline_; }
+  [[nodiscard]] CapturedSteps captured() const { return graphs_ ? graphs_->report() : CapturedSteps(); }
 
  private:
   using Handlers = std::array<std::function<void(const ActionContext&)>, kActionKinds>;
@@ -96,7 +102,16 @@ class Executor {
   }
 
   void empty_flights();
-  void run_instructions();
+  void run_instructions(std::size_t begin, std::size_t end);
+  /// Runs the instruction's part of the step; what is thrown becomes an error that names it.
+  void named_in_errors(const Instruction& instruction, c10::function_ref<void()> run);
+  bool run_as_graph(const StepInputs& inputs);
+  void run_in_pieces(StepPieces& pieces);
+  [[nodiscard]] std::size_t end_of_piece(std::size_t begin) const;
+  void exchange(const Instruction& instruction, StepPieces& pieces);
+  Message as_captured(Message real, CapturedMessage& captured);
+  [[nodiscard]] std::string why_eager() const;
+  void drop_flights();
   void execute(const Instruction& instruction);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
   void begin_overlap();
@@ -107,6 +122,7 @@ class Executor {
   void compute_again(const Instruction& instruction, std::size_t segment);
   void backward(const Instruction& instruction);
   void weight_part(const Instruction& instruction);
+  Message message_of(const Instruction& instruction);
   void send(const Instruction& instruction);
 
   void await_input(const Instruction& instruction);
@@ -136,6 +152,13 @@ class Executor {
   Handlers handlers_;
   bool record_ = false;
   Timeline timeline_;
+  std::optional<DeviceTimes> times_;  // on a device with streams
+  std::optional<StepGraphs> graphs_;  // with PipelineOptions::graph
+  bool is_choosing_ = false;
+  bool is_capturing_ = false;
+  StepPieces* pieces_ = nullptr;                          // of the step that is captured or replayed
+  std::vector<std::pair<Tag, Message>> arrived_;          // for the piece that is captured
+  std::vector<std::pair<at::Tensor, at::Tensor>> fills_;  // what the piece reads, and what to copy there
   std::vector<Place> places_;
   std::vector<Flight> flights_;
   const Program* program_ = nullptr;

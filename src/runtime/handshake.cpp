@@ -127,6 +127,7 @@ std::string statement_of(const std::vector<Stage>& stages, const PipelineOptions
     text << "fixed";
   }
   text << '\n';
+  text << "graphs\t" << (options.graph.is_auto() ? "auto" : options.graph.is_on() ? "on" : "off") << '\n';
   text << "edges\t";
   for (const Edge& edge : options.edges) {
     text << edge.from.value << '.' << edge.output << "->" << edge.to.value << '.' << edge.argument

@@ -109,7 +109,30 @@ void LossPolicy::share_weights() {
 
 // --- losses ---
 
+std::vector<double> LossPolicy::seeds() const {
+  std::vector<double> seeds;
+  for (const double weight : weights_) seeds.push_back(weight * replica_weight_ * scale_);
+  return seeds;
+}
+
+void LossPolicy::begin_capture(const StepInputs& inputs, const at::Tensor& seeds) {
+  inputs_ = &inputs;
+  seeds_on_device_ = seeds;
+  losses_.assign(microbatches_, {});
+}
+
+std::vector<at::Tensor> LossPolicy::end_capture(const StepInputs& inputs) {
+  inputs_ = &inputs;
+  seeds_on_device_.reset();
+  return std::exchange(losses_, std::vector<at::Tensor>(microbatches_));
+}
+
 at::Tensor LossPolicy::seed_for(const at::Tensor& loss, MicrobatchId microbatch) {
+  if (seeds_on_device_.defined()) {
+    return seeds_on_device_.select(0, microbatch.value)
+        .to(loss.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+        .view(loss.sizes());
+  }
   const double weight = weights_[microbatch.index()] * replica_weight_ * scale_;
   const bool same = seed_.defined() && seed_weight_ == weight && seed_.sizes() == loss.sizes() &&
                     seed_.scalar_type() == loss.scalar_type() && seed_.device() == loss.device();

@@ -31,6 +31,14 @@ class LossPolicy {
   /// Sets the losses and weights of `result`: those of this rank, or of all replicas with `broadcast_loss`. Called by
   /// all ranks.
   void end(StepResult& result);
+  /// The gradients of the losses of this step, by microbatch: what `seed_from` takes.
+  [[nodiscard]] std::vector<double> seeds() const;
+  /// While a step is captured: reads these inputs, and takes the gradients of losses from a vector on the device.
+  void begin_capture(const StepInputs& inputs, const at::Tensor& seeds);
+  /// Goes back to the inputs of `begin`; returns the losses that were captured.
+  std::vector<at::Tensor> end_capture(const StepInputs& inputs);
+  /// The losses of a step that was replayed.
+  void set_losses(std::vector<at::Tensor> losses) { losses_ = std::move(losses); }
   /// Drops what a failed step has left.
   void clear() { losses_.clear(); }
 
@@ -64,6 +72,7 @@ class LossPolicy {
   double replica_weight_ = 1;    // factor of this replica's losses, 1 on average
   double scale_ = 1;
   std::vector<at::Tensor> losses_;  // by microbatch; undefined where there is none yet
+  at::Tensor seeds_on_device_;      // defined while a step is captured
   // The last seed made, reused because seeds are often the same.
   at::Tensor seed_;
   double seed_weight_ = 0;

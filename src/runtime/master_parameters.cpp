@@ -7,7 +7,7 @@ namespace stagecraft {
 
 MasterParameters::MasterParameters(World& world, const std::vector<Stage>& stages, const PipelineOptions& options,
                                    const Placement& placement, const std::vector<std::size_t>& completion_order)
-    : kind_(options.shard), stages_(stages.size()) {
+    : kind_(options.shard), is_alone_(world.replicas() == 1), stages_(stages.size()) {
   if (!options.ties.empty()) tied_.emplace(world, stages, options.ties, placement);
   const Precision& precision = options.precision;
   MasterOptions how{.shard = options.shard,

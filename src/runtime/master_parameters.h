@@ -31,12 +31,15 @@ class MasterParameters : public ParameterStore {
   void reduce_gradients(std::size_t stage) override;
   void end_step(const std::vector<std::size_t>& never_reduced) override;
   void cancel() override;
+  [[nodiscard]] bool is_alone() const override { return is_alone_; }
+  at::Tensor& gradient_of(const at::Tensor& parameter) override { return masters_->gradient_of(parameter); }
   [[nodiscard]] const std::vector<BesideRecord>& records() const override { return masters_->records(); }
 
  private:
   [[nodiscard]] bool reduces() const;
 
   Shard kind_;
+  bool is_alone_;
   std::size_t stages_;
   std::optional<TiedParameters> tied_;  // with ties
   std::optional<Masters> masters_;

@@ -49,6 +49,12 @@ class ParameterStore {
   /// Called after a failure: waits until no reduction is in flight, and forgets the step.
   virtual void cancel() = 0;
 
+  /// Whether UNSHARD, RESHARD and REDUCE_GRAD may all run before the first computation of a step, or after the last:
+  /// nobody else has the parameters. The computations in between can then be captured.
+  [[nodiscard]] virtual bool is_alone() const = 0;
+  /// Where the gradient of one of the stages' parameters is added up between two actions of a step.
+  virtual at::Tensor& gradient_of(const at::Tensor& parameter) { return parameter.mutable_grad(); }
+
   /// What ran beside the schedule in the last step.
   [[nodiscard]] virtual const std::vector<BesideRecord>& records() const = 0;
 };

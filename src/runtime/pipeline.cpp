@@ -24,12 +24,27 @@
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/stage/stand_ins.h"
+#include "stagecraft/transport/streams.h"
 #include "step_inputs.h"
 
 namespace stagecraft {
 namespace {
 
 constexpr std::string_view kComparison = "the comparison of the pipeline's options on all ranks";
+
+/// The values of scalars, which may be undefined (0); waits once for their device.
+std::vector<double> on_host(const std::vector<at::Tensor>& scalars) {
+  std::vector<at::Tensor> defined;
+  for (const at::Tensor& scalar : scalars) {
+    if (scalar.defined()) defined.push_back(scalar.detach().reshape({}).to(at::kDouble));
+  }
+  if (defined.empty()) return std::vector<double>(scalars.size());
+  const at::Tensor all = at::stack(defined).cpu();
+  std::vector<double> numbers;
+  const double* next = all.const_data_ptr<double>();
+  for (const at::Tensor& scalar : scalars) numbers.push_back(scalar.defined() ? *next++ : 0);
+  return numbers;
+}
 
 }  // namespace
 
@@ -39,10 +54,11 @@ double StepResult::loss() const {
   }
   double total = 0;
   bool counts = false;
+  const std::vector<double> numbers = on_host(losses);
   for (std::size_t i = 0; i < losses.size(); ++i) {
     if (weights[i] == 0) continue;
     counts = true;
-    total += weights[i] * losses[i].item<double>();
+    total += weights[i] * numbers[i];
   }
   return counts ? total : std::numeric_limits<double>::quiet_NaN();
 }
@@ -212,9 +228,13 @@ class Pipeline::Implementation {
   /// Runs a step with `together`. After a successful training step, the steering chooses the schedule of the next one.
   template <typename Prepare>
   StepResult steered(const Prepare& prepare, const StepOptions& options, StepKind kind) {
+    const bool is_timed = kind == StepKind::kTraining && steering_ && !steering_->is_decided();
+    executor_->set_choosing(is_timed);
+    if (is_timed) wait_for_device();
     const double begin = world_.transport().now();
     StepResult result = together(prepare, options, kind);
-    if (kind != StepKind::kTraining || !steering_ || steering_->is_decided()) return result;
+    if (!is_timed) return result;
+    wait_for_device();
     const double seconds = world_.transport().now() - begin;
     try {
       stagecraft::together(world_, [&] { steering_->after_step(executor_->timeline(), seconds); });
@@ -224,6 +244,10 @@ class Pipeline::Implementation {
     }
     use(steering_->next());
     return result;
+  }
+
+  void wait_for_device() const {
+    if (!world_.device().is_cpu()) current_stream(world_.device()).synchronize();
   }
 
   /// Uses this schedule from the next step on. The executor stays: it depends only on the placement and the number of
@@ -460,6 +484,8 @@ std::vector<Timeline> Pipeline::collect_timelines(RankId to) const {
   });
   return all;
 }
+
+CapturedSteps Pipeline::captured() const { return implementation_->executor_->captured(); }
 
 const Steering* Pipeline::steering() const { return implementation_->steering_.get(); }
 

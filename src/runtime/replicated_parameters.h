@@ -30,6 +30,7 @@ class ReplicatedParameters : public ParameterStore {
   void reduce_gradients(std::size_t stage) override;
   void end_step(const std::vector<std::size_t>& never_reduced) override;
   void cancel() override;
+  [[nodiscard]] bool is_alone() const override { return !averager_; }
   [[nodiscard]] const std::vector<BesideRecord>& records() const override;
 
  private:

@@ -1,5 +1,6 @@
 #include "stagecraft/stage/random.h"
 
+#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,6 +21,7 @@ namespace stagecraft {
 /// The generators of one scope and layer, one per device that draws.
 struct RandomScope::Streams {
   std::uint64_t seed;
+  RandomStream stream;
   std::vector<std::pair<c10::Device, at::Generator>> generators;
   int segment = 0;  // the last that drew
 
@@ -27,13 +29,18 @@ struct RandomScope::Streams {
     for (auto& [where, generator] : generators) {
       if (where == device) return generator;
     }
-    at::Generator made =
-        device.is_cpu()
-            ? at::make_generator<at::CPUGeneratorImpl>(seed)
-            : at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
-    made.set_current_seed(seed);
-    return generators.emplace_back(device, std::move(made)).second;
+    return generators.emplace_back(device, made_on(device)).second;
   }
+  /// Whether it is one of these: an operation passes the one it was given on to those that it is made of.
+  [[nodiscard]] bool has(const at::Generator& generator) const {
+    return std::any_of(generators.begin(), generators.end(), [&](const auto& own) { return own.second == generator; });
+  }
+  /// The position of a generator, for `go_on_from`.
+  [[nodiscard]] static at::Tensor position_of(const at::Generator& generator);
+  void go_on_from(c10::Device device, const at::Tensor& position);
+
+ private:
+  [[nodiscard]] at::Generator made_on(c10::Device device) const;
 };
 
 namespace {
@@ -44,7 +51,11 @@ namespace {
 constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local RandomScope* innermost = nullptr;
-thread_local const char* forbidden = nullptr;  // why nothing may be drawn
+thread_local const char* forbidden = nullptr;   // why nothing may be drawn
+thread_local GraphRandom* capturing = nullptr;  // while a step is captured
+constexpr const char* kDrawnOnCpu =
+    "it draws random numbers on the CPU, which a graph would repeat in every step: draw them on the device, or leave "
+    "out PipelineOptions::graph";
 
 // Stage 3, the layer at position 3 and a layer called "3" have streams of their own.
 constexpr std::uint64_t kStages = 1;
@@ -80,21 +91,33 @@ std::optional<std::size_t> generator_argument(const c10::OperatorHandle& op) {
   return std::nullopt;
 }
 
-std::mutex& default_generators() {
-  static std::mutex mutex;
-  return mutex;
-}
-
-/// Gives a generator the state it had, also after an exception.
-class RestoredState {
+/// Lets a device's default generator draw from a stream, until the end or an exception.
+class Redirected {
  public:
-  explicit RestoredState(at::Generator generator) : generator_(std::move(generator)), state_(generator_.get_state()) {}
-  ~RestoredState() { generator_.set_state(state_); }  // allocates nothing
-  RestoredState(const RestoredState&) = delete;
-  RestoredState& operator=(const RestoredState&) = delete;
+  Redirected(at::Generator global, at::Generator& own) : global_(std::move(global)), own_(own) {
+    if (global_.device().is_cuda()) {  // the two share one state: no copies, and it works while a graph is captured
+      before_ = global_.graphsafe_get_state();
+      global_.graphsafe_set_state(own_);
+    } else {
+      state_ = global_.get_state();
+      global_.set_state(own_.get_state());
+    }
+  }
+  ~Redirected() {
+    if (before_.defined()) {
+      global_.graphsafe_set_state(before_);
+    } else {
+      own_.set_state(global_.get_state());
+      global_.set_state(state_);
+    }
+  }
+  Redirected(const Redirected&) = delete;
+  Redirected& operator=(const Redirected&) = delete;
 
  private:
-  at::Generator generator_;
+  at::Generator global_;
+  at::Generator& own_;
+  at::Generator before_;
   at::Tensor state_;
 };
 
@@ -106,6 +129,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     const auto argument = generator_argument(op);
     const bool has_own = argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
     if (forbidden != nullptr && !has_own) throw InvalidArgument(forbidden);
+    if (capturing != nullptr && device_of(op, *stack).is_cpu()) throw InvalidArgument(kDrawnOnCpu);
     return op.redispatchBoxed(beyond, stack);
   }
   const c10::Device device = device_of(op, *stack);
@@ -114,7 +138,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     c10::IValue& given = torch::jit::peek(*stack, *argument, op.schema().arguments().size());
     if (given.isNone()) {
       given = streams->on(device);
-    } else {
+    } else if (!streams->has(given.toGenerator())) {
       RandomScope::check_own_generator();
     }
     return op.redispatchBoxed(beyond, stack);
@@ -123,12 +147,8 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (device.is_cpu()) return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // operations that it calls draw from the same generator
-  at::Generator global = at::globalContext().defaultGenerator(device);
-  at::Generator& own = streams->on(device);
-  const RestoredState restored(global);
-  global.set_state(own.get_state());
+  const Redirected redirected(at::globalContext().defaultGenerator(device), streams->on(device));
   op.redispatchBoxed(beyond, stack);
-  own.set_state(global.get_state());
 }
 
 void install_once() {
@@ -155,6 +175,38 @@ void install_once() {
 
 }  // namespace
 
+std::mutex& default_generators() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+std::uint64_t seed_of(const RandomStream& stream, std::uint64_t seed, std::uint64_t step) {
+  return mix(mix(mix(seed, step), static_cast<std::uint64_t>(stream.microbatch)), stream.layer);
+}
+
+at::Generator RandomScope::Streams::made_on(c10::Device device) const {
+  if (capturing != nullptr) {
+    if (device.is_cpu()) throw InvalidArgument(kDrawnOnCpu);
+    return capturing->generator(stream, 0);
+  }
+  at::Generator made =
+      device.is_cpu() ? at::make_generator<at::CPUGeneratorImpl>(seed)
+                      : at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
+  made.set_current_seed(seed);
+  return made;
+}
+
+at::Tensor RandomScope::Streams::position_of(const at::Generator& generator) {
+  if (capturing == nullptr || !generator.device().is_cuda()) return generator.get_state();
+  return at::scalar_tensor(static_cast<std::int64_t>(capturing->offset_of(generator)), at::kLong);
+}
+
+void RandomScope::Streams::go_on_from(c10::Device device, const at::Tensor& position) {
+  if (capturing == nullptr || !device.is_cuda()) return on(device).set_state(position);
+  generators.emplace_back(device,
+                          capturing->generator(stream, static_cast<std::uint64_t>(position.item<std::int64_t>())));
+}
+
 RandomScope::Streams* RandomScope::current() {
   if (innermost == nullptr) return nullptr;
   auto& all = innermost->streams_;
@@ -164,12 +216,13 @@ RandomScope::Streams* RandomScope::current() {
     innermost->note_continued(*known->second);
     return known->second.get();
   }
-  std::unique_ptr<Streams> made(new Streams{mix(innermost->seed_, innermost->layer_), {}, innermost->segment_});
+  auto made = innermost->new_streams(innermost->layer_);
   return all.emplace_back(innermost->layer_, std::move(made)).second.get();
 }
 
 RandomScope::RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microbatch, std::uint64_t step)
-    : seed_(mix(mix(seed, step), static_cast<std::uint64_t>(microbatch.value))),
+    : microbatch_(microbatch.value),
+      seed_(mix(mix(seed, step), static_cast<std::uint64_t>(microbatch.value))),
       layer_(mix(kStages, static_cast<std::uint64_t>(stage.value))),
       outer_(innermost),
       was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
@@ -178,11 +231,19 @@ RandomScope::RandomScope(std::uint64_t seed, StageId stage, MicrobatchId microba
   innermost = this;
 }
 
+std::unique_ptr<RandomScope::Streams> RandomScope::new_streams(std::uint64_t layer) const {
+  auto streams = std::make_unique<Streams>();
+  streams->seed = mix(seed_, layer);
+  streams->stream = {microbatch_, layer};
+  streams->segment = segment_;
+  return streams;
+}
+
 void RandomScope::note_continued(Streams& streams) {
   if (streams.segment == segment_) return;
   streams.segment = segment_;
   Continued& own = continued_.emplace_back(Continued{layer_, {}});
-  for (auto& [device, generator] : streams.generators) own.states.emplace_back(device, generator.get_state());
+  for (auto& [device, generator] : streams.generators) own.states.emplace_back(device, Streams::position_of(generator));
 }
 
 void RandomScope::begin_segment() {
@@ -198,13 +259,18 @@ std::vector<RandomScope::Continued> RandomScope::end_segment() {
 
 void RandomScope::restore(const std::vector<Continued>& continued) {
   for (const Continued& own : continued) {
-    auto streams = std::make_unique<Streams>(Streams{mix(seed_, own.layer), {}, segment_});
-    for (const auto& [device, state] : own.states) streams->on(device).set_state(state);
+    auto streams = new_streams(own.layer);
+    for (const auto& [device, position] : own.states) streams->go_on_from(device, position);
     streams_.emplace_back(own.layer, std::move(streams));
   }
 }
 
 void RandomScope::check_own_generator() {
+  if (capturing != nullptr) {
+    throw InvalidArgument(
+        "it draws random numbers from a generator of its own, which a graph cannot follow: let it draw without a "
+        "generator, or leave out PipelineOptions::graph");
+  }
   if (innermost == nullptr || !innermost->may_repeat_) return;
   throw InvalidArgument(
       "it draws random numbers from a generator of its own, and would draw others when it is computed again: let it "
@@ -236,6 +302,16 @@ GlobalRandom::GlobalRandom() : was_redirected_(c10::impl::tls_is_dispatch_key_in
   c10::impl::tls_set_dispatch_key_included(kMode, false);
 }
 GlobalRandom::~GlobalRandom() { c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_); }
+
+GraphRandomScope::GraphRandomScope(GraphRandom& random)
+    : before_(std::exchange(capturing, &random)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+  install_once();
+  c10::impl::tls_set_dispatch_key_included(kMode, true);
+}
+GraphRandomScope::~GraphRandomScope() {
+  capturing = before_;
+  c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
+}
 
 NoRandom::NoRandom(const char* why)
     : before_(std::exchange(forbidden, why)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {

@@ -11,6 +11,7 @@
 #include "stagecraft/data_parallel/shard.h"
 #include "stagecraft/passes/pass.h"
 #include "stagecraft/runtime/auto_schedule.h"
+#include "stagecraft/runtime/graph.h"
 #include "stagecraft/runtime/precision.h"
 #include "stagecraft/runtime/schedule_choice.h"
 #include "stagecraft/runtime/wiring.h"
@@ -157,6 +158,10 @@ struct PipelineOptions {
   /// What every stage drops after its forward and computes again before its backward, unless its StageOptions say
   /// otherwise.
   Recompute recompute = {};
+  /// On a CUDA device: capture each kind of training step once and replay it, which takes the host almost no time.
+  /// Results do not depend on it. Gradients and the parameters' memory stay where they are; see docs/guide/gpus.md for
+  /// what a replay does not see. Steps that cannot be captured run as usual, and Pipeline::captured says why.
+  GraphChoice graph = {};
   /// With schedule "auto".
   AutoOptions automatic = {};
   /// How a Sequential is cut into stages. The pipeline throws InvalidArgument for it if there is no Sequential.

@@ -157,6 +157,9 @@ class Pipeline {
   /// The lowered schedule; with "auto", that of the next step.
   [[nodiscard]] const Schedule& schedule() const;
 
+  /// With PipelineOptions::graph: what was captured and replayed on this rank, and why the last step was not.
+  [[nodiscard]] CapturedSteps captured() const;
+
   /// With "auto": the object that chooses the schedule (see auto_report in automatic.h). Otherwise null.
   [[nodiscard]] const Steering* steering() const;
 

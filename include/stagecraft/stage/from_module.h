@@ -111,6 +111,13 @@ inline std::function<void()> enter_evaluation(const std::shared_ptr<torch::nn::M
   };
 }
 
+/// A hash of which submodules are in training.
+inline std::uint64_t mode_of(const torch::nn::Module& module) {
+  std::uint64_t mode = module.is_training() ? 3 : 2;
+  for (const auto& child : module.children()) mode = mode * 0x9e3779b97f4a7c15ULL + mode_of(*child);
+  return mode;
+}
+
 }  // namespace detail
 
 /// A stage from a module and a callable that runs it. `prefix` is put before the names of the module's parameters, to
@@ -118,6 +125,7 @@ inline std::function<void()> enter_evaluation(const std::shared_ptr<torch::nn::M
 template <typename Module>
 Stage make_stage(int index, const std::shared_ptr<Module>& module, Stage::Forward forward, StageOptions options = {},
                  const std::string& prefix = {}) {
+  if (!options.mode) options.mode = [module] { return detail::mode_of(*module); };
   return Stage(
       index, std::move(forward), detail::named(module->named_parameters(), prefix),
       detail::named(module->named_buffers(), prefix), [module] { return detail::enter_evaluation(module); },

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,6 +15,16 @@
 
 /// Random numbers that do not depend on the schedule.
 namespace stagecraft {
+
+/// What fixes a stream of random numbers within a step.
+struct RandomStream {
+  std::int64_t microbatch = 0;
+  std::uint64_t layer = 0;  ///< A hash: of the layer, or of the stage.
+
+  bool operator==(const RandomStream&) const = default;
+};
+/// The seed of a stream in a step; `seed` is the pipeline's.
+std::uint64_t seed_of(const RandomStream& stream, std::uint64_t seed, std::uint64_t step);
 
 /// While it lives, random operations of this thread (dropout, rand, bernoulli, ...) draw from their own streams instead
 /// of the global generator. A stream is fixed by seed, step, microbatch and the innermost RandomLayer (or the stage, if
@@ -52,7 +64,9 @@ class RandomScope {
   friend class RandomLayer;
 
   void note_continued(Streams& streams);
+  [[nodiscard]] std::unique_ptr<Streams> new_streams(std::uint64_t layer) const;
 
+  std::int64_t microbatch_;
   std::uint64_t seed_;
   std::uint64_t layer_;
   int segment_ = 0;  // counted from 1; 0: none has begun
@@ -94,6 +108,34 @@ class GlobalRandom {
  private:
   bool was_redirected_;
 };
+
+/// Makes the generators of streams while a step is captured as a graph. Kernels of the graph read the seed when it is
+/// replayed.
+class GraphRandom {
+ public:
+  virtual ~GraphRandom() = default;
+  /// A generator on the device of the graph that begins at `offset` of the stream.
+  virtual at::Generator generator(const RandomStream& stream, std::uint64_t offset) = 0;
+  /// How far a generator has come.
+  [[nodiscard]] virtual std::uint64_t offset_of(const at::Generator& generator) const = 0;
+};
+
+/// While it lives, RandomScopes of this thread draw from the generators of `random`. Whatever a graph would freeze,
+/// such as random numbers made on the CPU, throws InvalidArgument.
+class GraphRandomScope {
+ public:
+  explicit GraphRandomScope(GraphRandom& random);
+  ~GraphRandomScope();
+  GraphRandomScope(const GraphRandomScope&) = delete;
+  GraphRandomScope& operator=(const GraphRandomScope&) = delete;
+
+ private:
+  GraphRandom* before_;
+  bool was_redirected_;
+};
+
+/// Held while a default generator of a device other than the CPU is not in its own state.
+std::mutex& default_generators();
 
 /// While it lives, random operations of this thread without a generator of their own throw InvalidArgument with the
 /// text `why`, which must outlive it. Not within a RandomScope.

@@ -83,6 +83,9 @@ struct StageOptions {
   /// Returns layers that compute together what the stage computes; for a recompute of some layers. Empty: there are
   /// none. Stages from a Sequential and from an exported program have them.
   std::function<std::vector<StageLayer>()> layers = {};
+  /// A number that changes when the stage begins to compute something else, such as when a submodule changes between
+  /// training and evaluation: a step that was captured as a graph is then captured anew. Stages from modules have it.
+  std::function<std::uint64_t()> mode = {};
   /// A short text about the model and the cuts that the stage comes from; ranks compare it before the first step.
   /// Empty: unknown.
   std::string origin = {};

@@ -1,0 +1,139 @@
+"""A training step of a GPT, four stages on one rank of a GPU: ours, eager and replayed as a graph, beside torch.distributed.pipelining.
+
+    python bench/gpu_step_bench.py --ours build/bin/gpu_step_bench [--json FILE]
+
+Fails (exit code 1) when a target is missed: the ratio of torch's time to that of our graph, for 1F1B and for zero bubble, and the ratio of our graph to a bare loop over
+the same modules that is captured too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+
+VOCABULARY, STAGES = 8192, 4
+# layers, width, microbatches, rows, length, type; times faster than torch's 1F1B, and than its zero bubble
+ROWS = [((8, 256, 8, 2, 128, "float"), 5, 10), ((16, 1024, 8, 4, 512, "bfloat16"), 2.4, 4.5), ((16, 2048, 16, 4, 1024, "bfloat16"), 1, 1 / 0.76)]
+MOST_OVER_BARE = 1.05
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.heads = width // 64
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.join, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.join(self.before(x)).chunk(3, -1))
+        x = x + self.leave(nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.narrow(nn.functional.gelu(self.widen(self.after(x))))
+
+
+def part(layers, width, stage):
+    modules = [nn.Embedding(VOCABULARY, width)] if stage == 0 else []
+    modules += [Block(width) for _ in range(layers // STAGES)]
+    return nn.Sequential(*modules, *([nn.Linear(width, VOCABULARY)] if stage + 1 == STAGES else []))
+
+
+def best_of(step):
+    def milliseconds(steps):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * 1000 / steps
+
+    for _ in range(2):
+        step()
+    steps = max(1, min(10, int(300 / milliseconds(1))))
+    return min(milliseconds(steps) for _ in range(4 if steps > 1 else 3))
+
+
+def theirs(schedule_class, layers, width, microbatches, rows, length, kind):
+    torch.manual_seed(1)
+    device = torch.device("cuda", 0)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    parts = [part(layers, width, stage).to(device, getattr(torch, kind)) for stage in range(STAGES)]
+    stages = [PipelineStage(module, index, STAGES, device) for index, module in enumerate(parts)]
+    schedule = schedule_class(stages, microbatches, loss_fn=lambda output, target: nn.functional.cross_entropy(output.flatten(0, 1).float(), target.flatten()))
+    tokens = torch.randint(VOCABULARY, (microbatches * rows, length), device=device)
+    target = torch.randint(VOCABULARY, tokens.shape, device=device)
+
+    def step():
+        for module in parts:
+            module.zero_grad()
+        schedule.step(tokens, target=target, losses=[])
+
+    return best_of(step), torch.cuda.max_memory_reserved() / 1e9
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", required=True)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this bench needs a GPU")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+    missed, results = [], []
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; milliseconds per step, and gigabytes reserved at most")
+    for setting, wanted, wanted_split in ROWS:
+        done = subprocess.run([options.ours, *map(str, setting)], capture_output=True, text=True, check=False)
+        print(done.stderr, end="")
+        if done.returncode != 0:
+            missed.append(f"{setting}: ours failed")
+            continue
+        ours = json.loads(done.stdout)
+        layers, width, microbatches, rows, length, kind = setting
+        print(f"\n{layers} layers, width {width}, {kind}, {microbatches} microbatches of {rows} x {length}")
+        print(f"  {'':<24}{'torch':>9}{'eager':>9}{'graph':>9}{'torch/graph':>13}{'torch GB':>10}{'eager GB':>10}{'graph GB':>10}")
+        result = {"setting": setting, "ours": ours}
+        for name, schedule, at_least in (("Interleaved1F1B", ScheduleInterleaved1F1B, wanted), ("InterleavedZeroBubble", ScheduleInterleavedZeroBubble, wanted_split)):
+            torch_ms, torch_gb = theirs(schedule, *setting)
+            eager, graph = ours[f"{name} eager"], ours[f"{name} graph"]
+            result[name] = {"torch": torch_ms, "torch GB": torch_gb}
+            print(f"  {name:<24}{torch_ms:9.1f}{eager:9.1f}{graph:9.1f}{torch_ms / graph:13.2f}{torch_gb:10.2f}"
+                  f"{ours[f'{name} eager GB']:10.2f}{ours[f'{name} graph GB']:10.2f}", flush=True)
+            if torch_ms / graph < at_least:
+                missed.append(f"{setting}, {name}: {torch_ms / graph:.2f} times faster than torch, {at_least:.2f} wanted")
+        over = ours["Interleaved1F1B graph"] / ours["bare graph"]
+        print(f"  bare loop: eager {ours['bare eager']:.1f}, graph {ours['bare graph']:.1f}; ours over it {over:.3f}")
+        if over > MOST_OVER_BARE:
+            missed.append(f"{setting}: {over:.3f} times a captured bare loop, at most {MOST_OVER_BARE} wanted")
+        for ranks in (2, 4):
+            done = subprocess.run([options.ours, *map(str, setting), str(ranks)], capture_output=True, text=True, check=False)
+            print(done.stderr, end="")
+            if done.returncode != 0:
+                missed.append(f"{setting}: ours with {ranks} ranks failed")
+                continue
+            threads = result[f"{ranks} ranks"] = json.loads(done.stdout)
+            for name in [key.removesuffix(" eager") for key in threads if key.endswith(" eager")]:
+                print(f"  {ranks} rank threads on this GPU, {name}: eager {threads[name + ' eager']:.1f} ({threads[name + ' eager GB']:.2f} GB), "
+                      f"graph {threads[name + ' graph']:.1f} ({threads[name + ' graph GB']:.2f} GB)", flush=True)
+                if threads[name + " graph"] > 1.05 * threads[name + " eager"]:
+                    missed.append(f"{setting}, {name} on {ranks} ranks: slower with graphs than without")
+        results.append(result)
+    dist.destroy_process_group()
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(results, file)
+    for line in missed:
+        print(f"MISSED: {line}")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

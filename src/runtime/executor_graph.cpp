@@ -1,0 +1,255 @@
+// Steps that are captured as graphs. A piece is what a rank computes between two messages:
+//
+//     RECV_F  RECV_F | F0 | SEND_F | F1 | SEND_F | B0 | SEND_B ...
+//      host            graph  host   graph   host   graph
+//
+// A rank without messages has one piece. Messages are copied into the memory that a graph reads, and out of the memory
+// that it has written, so that others never see that memory.
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "executor.h"
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+namespace {
+
+/// Whether the host has to do something for it in every step.
+bool is_exchange(const Instruction& instruction) {
+  switch (instruction.action.kind()) {
+    case ActionKind::kSendForward:
+    case ActionKind::kSendBackward:
+    case ActionKind::kRecvForward:
+    case ActionKind::kRecvBackward:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_compute(const Instruction& instruction) {
+  switch (instruction.action.kind()) {
+    case ActionKind::kForward:
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+    case ActionKind::kBackwardWeight:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// A computation that needs a message.
+bool is_waiting(const Instruction& instruction) { return instruction.peer.value >= 0 && is_compute(instruction); }
+
+/// The same memory, which it does not keep alive: graphs do.
+at::Tensor view_of(const at::Tensor& tensor) {
+  return at::for_blob(tensor.mutable_data_ptr(), tensor.sizes())
+      .strides(tensor.strides())
+      .target_device(tensor.device())
+      .options(tensor.options().requires_grad(false))
+      .make_tensor();
+}
+
+void require_plain(const at::Tensor& tensor, c10::Device device) {
+  const bool is_plain =
+      tensor.layout() == at::kStrided && tensor.device() == device && !tensor.is_conj() && !tensor.is_neg();
+  if (!is_plain) throw InvalidArgument("a message has a tensor that no graph can read: sparse, or of another device");
+}
+
+}  // namespace
+
+/// Empty if this rank's part of the step may be captured.
+std::string Executor::why_eager() const {
+  const auto is_set = [](const auto& handler) { return !!handler; };
+  if (!graphs_) return "it computes on " + world_.device().str();
+  if (std::any_of(handlers_.begin(), handlers_.end(), is_set)) {
+    return "a handler runs between two actions (Pipeline::on)";
+  }
+  if (record_) return "a timeline is recorded";
+  if (is_choosing_) return "the schedule is being chosen (\"auto\")";
+  if (!parameters_.is_alone()) return "replicas share the gradients: only pipelines without replicas are captured";
+  return {};
+}
+
+/// UNSHARD moves before the graphs, REDUCE_GRAD after them: they may wait for other threads. Returns false when the
+/// step has to run eagerly. All ranks of the pipeline call it: they capture in the same step, because the shapes that a
+/// rank gets are known to another.
+bool Executor::run_as_graph(const StepInputs& inputs) {
+  if (!options_.graph.is_on() || !inputs.training()) return false;
+  std::string why = why_eager();
+  std::optional<StepSignature> signature;
+  if (why.empty()) {
+    signature.emplace(graphs_->signature_of(*program_, inputs));
+    why = signature->obstacle();
+  }
+  std::uint64_t others = 0;
+  if (world_.size() > 1) {
+    std::string own = why.empty() ? "+" : "-" + why;
+    if (signature) {
+      for (const std::uint64_t number : signature->key()) others = others * 0x9e3779b97f4a7c15ULL + number + 1;
+      if (why.empty()) own += std::to_string(others);
+    }
+    others = 0;
+    const auto during = world_.pipeline().during("the signature of the step");
+    int rank = 0;
+    for (const std::string& signature_of_rank : world_.pipeline().all_gather(own)) {
+      if (why.empty() && signature_of_rank.front() == '-') {
+        why = "rank " + std::to_string(rank) + " cannot: " + signature_of_rank.substr(1);
+      }
+      others = others * 0x9e3779b97f4a7c15ULL + std::hash<std::string>()(signature_of_rank);
+      ++rank;
+    }
+  }
+  if (!why.empty()) {
+    if (graphs_) graphs_->refuse(why);
+    return false;
+  }
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage) parameters_.require(stage);
+  const auto run = [&](const StepInputs& fixed, StepPieces& pieces) {
+    inputs_ = &fixed;
+    pieces_ = &pieces;
+    run_in_pieces(pieces);
+  };
+  const auto clear = [&] {
+    is_capturing_ = false;
+    inputs_ = &inputs;
+    pieces_ = nullptr;
+    arrived_.clear();
+    fills_.clear();
+    drop_flights();
+  };
+  if (!graphs_->run(std::move(*signature), {*program_, inputs, run, clear, others, outputs_.outputs})) return false;
+  for (const Instruction& instruction : program_->instructions) {
+    if (instruction.action.kind() == ActionKind::kReduceGrad) parameters_.reduce_gradients(instruction.stage);
+  }
+  return true;
+}
+
+/// Halves of an overlap are in one piece.
+std::size_t Executor::end_of_piece(std::size_t begin) const {
+  const std::vector<Instruction>& all = program_->instructions;
+  std::size_t end = begin;
+  while (end < all.size() && all[end].step == all[begin].step && !is_exchange(all[end])) ++end;
+  while (end < all.size() && !is_exchange(all[end])) {
+    std::size_t next = end;
+    bool waits = false;
+    for (; next < all.size() && all[next].step == all[end].step && !is_exchange(all[next]); ++next) {
+      waits = waits || is_waiting(all[next]);
+    }
+    if (waits) break;
+    end = next;
+  }
+  return end;
+}
+
+void Executor::run_in_pieces(StepPieces& pieces) {
+  const std::vector<Instruction>& all = program_->instructions;
+  const auto receive_now = [&](const Instruction& instruction) {
+    Message message;
+    world_.activity().set(instruction.action);
+    named_in_errors(instruction, [&] { message = receive(instruction, "message"); });
+    return message;
+  };
+  for (std::size_t i = 0; i < all.size();) {
+    if (is_exchange(all[i])) {
+      pieces.exchange();
+      world_.activity().set(all[i].action);
+      named_in_errors(all[i], [&] { exchange(all[i], pieces); });
+      ++i;
+      continue;
+    }
+    if (!is_compute(all[i])) {  // an UNSHARD, RESHARD or REDUCE_GRAD outside of all pieces
+      ++i;
+      continue;
+    }
+    const std::size_t end = end_of_piece(i);
+    arrived_.clear();
+    fills_.clear();
+    for (std::size_t j = i; j < end; ++j) {
+      if (!is_waiting(all[j])) continue;
+      pieces.exchange();
+      Message real = receive_now(all[j]);
+      if (pieces.is_capture()) {
+        arrived_.emplace_back(all[j].tag, std::move(real));
+      } else {
+        named_in_errors(all[j], [&] { as_captured(std::move(real), pieces.message()); });
+      }
+    }
+    const auto work = [&] {
+      is_capturing_ = true;
+      run_instructions(i, end);
+      is_capturing_ = false;
+    };
+    const auto fill = [&] {
+      for (auto& [to, from] : fills_) to.copy_(from, /*non_blocking=*/true);
+    };
+    named_in_errors(all[i], [&] { pieces.run(work, fill); });
+    i = end;
+  }
+}
+
+/// The message that a graph reads in place of one that has arrived, which goes to `fills_`.
+Message Executor::as_captured(Message real, CapturedMessage& captured) {
+  Message seen{{}, real.header, real.form};
+  if (is_capturing_) {
+    captured.header = real.header;
+    captured.form = real.form;
+  } else {
+    const bool is_same_form =
+        captured.form == real.form || (captured.form && real.form && *captured.form == *real.form);
+    if (!is_same_form || captured.header != real.header || captured.tensors.size() != real.tensors.size()) {
+      throw InternalError("a message of a captured step looks otherwise than when it was captured");
+    }
+  }
+  for (std::size_t t = 0; t < real.tensors.size(); ++t) {
+    const at::Tensor& tensor = real.tensors[t];
+    if (is_capturing_) {
+      at::Tensor& place = seen.tensors.emplace_back();
+      at::Tensor& view = captured.tensors.emplace_back();
+      captured.needs_gradients.push_back(tensor.defined() && tensor.requires_grad());
+      if (!tensor.defined()) continue;
+      require_plain(tensor, world_.device());
+      place = at::empty_like(tensor, tensor.options().requires_grad(false));
+      view = view_of(place);
+      if (tensor.requires_grad()) place.set_requires_grad(true);
+      fills_.emplace_back(view, tensor.detach());
+      continue;
+    }
+    const at::Tensor& view = captured.tensors[t];
+    if (view.defined() != tensor.defined() ||
+        (view.defined() && (view.sizes() != tensor.sizes() || view.scalar_type() != tensor.scalar_type()))) {
+      throw InternalError("a message of a captured step has another shape than when it was captured");
+    }
+    if (view.defined()) fills_.emplace_back(view, tensor.detach());
+  }
+  return seen;
+}
+
+void Executor::exchange(const Instruction& instruction, StepPieces& pieces) {
+  const ActionKind kind = instruction.action.kind();
+  if (kind == ActionKind::kRecvForward || kind == ActionKind::kRecvBackward) return perform(instruction);
+  CapturedMessage& captured = pieces.message();
+  if (pieces.is_capture()) {
+    const Message written = message_of(instruction);
+    captured.header = written.header;
+    captured.form = written.form;
+    for (const at::Tensor& tensor : written.tensors) {
+      if (tensor.defined()) require_plain(tensor, world_.device());
+      captured.tensors.push_back(tensor.defined() ? view_of(tensor) : tensor);
+      captured.needs_gradients.push_back(tensor.defined() && tensor.requires_grad());
+    }
+  }
+  Message message{{}, captured.header, captured.form};
+  const at::NoGradGuard no_graph;
+  for (std::size_t t = 0; t < captured.tensors.size(); ++t) {
+    at::Tensor copy = captured.tensors[t].defined() ? captured.tensors[t].clone() : at::Tensor();
+    if (captured.needs_gradients[t]) copy.set_requires_grad(true);
+    message.tensors.push_back(std::move(copy));
+  }
+  world_.transport().send(instruction.peer, instruction.tag, std::move(message));
+}
+
+}  // namespace stagecraft

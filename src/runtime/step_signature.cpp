@@ -1,0 +1,122 @@
+#include "step_signature.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <bit>
+#include <functional>
+#include <variant>
+
+namespace stagecraft {
+namespace {
+
+bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_same(b) || (a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
+                          a.sizes() == b.sizes() && a.strides() == b.strides());
+}
+
+}  // namespace
+
+std::size_t StepSignature::index_of(const at::Tensor& tensor) const {
+  std::size_t index = 0;
+  while (index < tensors_.size() && !is_same_view(tensors_[index], tensor)) ++index;
+  return index;
+}
+
+void StepSignature::add(const at::Tensor& tensor) {
+  if (!tensor.defined()) return add(std::uint64_t{0});
+  if (tensor.layout() != at::kStrided) return refuse("an input is sparse, which a graph cannot read again");
+  if (tensor.device() != device_) {
+    return refuse("an input is on " + tensor.device().str() + ", but the rank computes on " + device_.str() +
+                  ": give inputs and targets there");
+  }
+  if (tensor.requires_grad()) return refuse("an input needs a gradient, which belongs to a graph of the caller's");
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::No && tensor.numel() > 0) {
+    return refuse("an input is expanded, so that several of its elements are one: call contiguous() on it");
+  }
+  if (tensor.is_conj() || tensor.is_neg()) return refuse("an input is conjugated or negated lazily: resolve it first");
+  const std::size_t index = index_of(tensor);
+  add(index + 1);
+  if (index < tensors_.size()) return;
+  tensors_.push_back(tensor);
+  add(static_cast<std::uint64_t>(tensor.scalar_type()));
+  add(static_cast<std::uint64_t>(tensor.dim()));
+  for (const std::int64_t size : tensor.sizes()) add(static_cast<std::uint64_t>(size));
+  for (const std::int64_t stride : tensor.strides()) add(static_cast<std::uint64_t>(stride));
+}
+
+void StepSignature::add(const Value& value) {
+  add(std::uint64_t{value.held().index()});
+  const auto visit = [this](const auto& held) {
+    using Held = std::decay_t<decltype(held)>;
+    if constexpr (std::is_same_v<Held, at::Tensor> || std::is_same_v<Held, ValueDict>) {
+      add(held);
+    } else if constexpr (std::is_same_v<Held, bool> || std::is_same_v<Held, std::int64_t>) {
+      add(static_cast<std::uint64_t>(held));
+    } else if constexpr (std::is_same_v<Held, double>) {
+      add(std::bit_cast<std::uint64_t>(held));
+    } else if constexpr (std::is_same_v<Held, std::string>) {
+      add(std::uint64_t{std::hash<std::string>()(held)});
+    } else if constexpr (std::is_same_v<Held, ValueList>) {
+      add(std::uint64_t{held.size()});
+      for (const Value& item : held) add(item);
+    } else if constexpr (std::is_same_v<Held, OpaquePtr>) {
+      refuse("an input is " + held->kind() + ", of which nobody knows when it changes");
+    }
+  };
+  std::visit(visit, value.held());
+}
+
+void StepSignature::add(const ValueDict& dict) {
+  add(std::uint64_t{dict.size()});
+  for (const auto& [name, value] : dict) {
+    add(std::uint64_t{std::hash<std::string>()(name)});
+    add(value);
+  }
+}
+
+void StepSignature::add(const StepInputs& inputs) {
+  for (const ValueList& list : inputs.arguments) {
+    add(std::uint64_t{list.size()});
+    for (const Value& value : list) add(value);
+  }
+  for (const ValueDict& dict : inputs.keywords) add(dict);
+  add(std::uint64_t{inputs.targets.size()});
+  for (const Value& value : inputs.targets) add(value);
+  add(*inputs.loss_keywords);
+  for (const auto* rows : {&inputs.rows, &inputs.target_rows, &inputs.loss_rows}) {
+    add(std::uint64_t{rows->size()});
+    for (const std::int64_t size : *rows) add(static_cast<std::uint64_t>(size));
+  }
+  add(static_cast<std::uint64_t>(inputs.first_microbatch));
+  add(std::uint64_t{inputs.keep_outputs});
+}
+
+void StepSignature::add(const Stage& stage) {
+  if (stage.options().mode) add(stage.options().mode());
+  for (const auto& [name, parameter] : stage.parameters()) {
+    add(std::uint64_t{parameter.defined() && parameter.requires_grad()});
+  }
+}
+
+Value StepSignature::with(const Value& value, const std::vector<at::Tensor>& replacements) const {
+  return value.map_tensors(
+      [&](const at::Tensor& tensor) { return tensor.defined() ? replacements.at(index_of(tensor)) : tensor; });
+}
+
+ValueDict StepSignature::with(const ValueDict& dict, const std::vector<at::Tensor>& replacements) const {
+  ValueDict changed;
+  for (const auto& [name, value] : dict) changed.emplace_back(name, with(value, replacements));
+  return changed;
+}
+
+StepInputs StepSignature::with(const StepInputs& inputs, const std::vector<at::Tensor>& replacements) const {
+  StepInputs changed = inputs;
+  for (ValueList& list : changed.arguments) {
+    for (Value& value : list) value = with(value, replacements);
+  }
+  for (ValueDict& dict : changed.keywords) dict = with(dict, replacements);
+  for (Value& value : changed.targets) value = with(value, replacements);
+  return changed;
+}
+
+}  // namespace stagecraft

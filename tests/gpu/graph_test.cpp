@@ -1,0 +1,445 @@
+// A step that is replayed as a graph gives the bits of the eager one: losses, outputs, gradients, buffers, and the
+// parameters after many updates. Needs a GPU: `make test-gpu`.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "equivalence/models.h"
+#include "support/schedule_names.h"
+
+namespace stagecraft::equivalence {
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+
+/// One training run, with everything that may differ between tests.
+struct Training {
+  Model model;
+  std::string schedule = "InterleavedZeroBubble";
+  int stages = 4;
+  int ranks = 1;
+  int microbatches = 4;
+  int steps = 6;
+  at::ScalarType type = at::kFloat;
+  bool keep_outputs = true;
+  std::function<std::int64_t(int step)> rows = [](int) { return 24; };
+  std::function<void(PipelineOptions&)> options = [](PipelineOptions&) {};
+  /// Around every step.
+  std::function<void(int step, Pipeline&, const std::vector<PiecePtr>&)> before = [](auto&&...) {};
+  std::function<void(int step, Pipeline&, const std::vector<PiecePtr>&)> after = [](auto&&...) {};
+  /// After the update.
+  std::function<void(int step, torch::optim::Optimizer&)> zero = [](int, auto& optimizer) { optimizer.zero_grad(); };
+};
+
+struct Trace {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> names;
+  CapturedSteps captured;
+  void add(const std::string& name, const at::Tensor& tensor) {
+    names.push_back(name);
+    tensors.push_back(tensor.defined() ? tensor.detach().clone() : tensor);
+  }
+};
+
+/// One rank's part of it.
+void train(const Training& run, GraphChoice graph, World& world, const std::vector<PiecePtr>& pieces,
+           const std::vector<std::pair<at::Tensor, at::Tensor>>& batches, Trace& trace) {
+  PipelineOptions options{.schedule = run.schedule,
+                          .stages_per_rank = run.stages / run.ranks,
+                          .microbatches = run.microbatches,
+                          .loss = [](const Value& output, const Value& target,
+                                     const ValueDict&) { return (output[0].tensor() - target.tensor()).pow(2).mean(); },
+                          .edges = run.model.edges(run.stages),
+                          .seed = 17,
+                          .graph = graph};
+  run.options(options);
+  const Schedule schedule = make_schedule(
+      run.schedule, {.ranks = run.ranks, .stages_per_rank = run.stages / run.ranks, .microbatches = run.microbatches});
+  std::vector<Stage> stages;
+  for (const StageId stage : schedule.placement.stages_of(world.rank())) {
+    stages.push_back(make_stage(
+        stage.value, pieces[stage.index()],
+        [piece = pieces[stage.index()]](const StageCall& call) { return Value(piece->run(call.arguments)); }));
+  }
+  Pipeline pipeline(world, std::move(stages), std::move(options));
+  torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(1e-2));
+  pipeline.attach(optimizer);
+  for (int step = 0; step < run.steps; ++step) {
+    const std::string at = "step " + std::to_string(step) + ": ";
+    const auto& [input, target] = batches[static_cast<std::size_t>(step)];
+    run.before(step, pipeline, pieces);
+    StepResult result;
+    try {
+      result = pipeline.step({input}, {.target = target, .return_outputs = run.keep_outputs});
+    } catch (const std::exception&) {
+      trace.add(at + "failed", {});
+      optimizer.zero_grad();
+      continue;
+    }
+    for (const at::Tensor& loss : result.losses) trace.add(at + "loss", loss);
+    if (run.keep_outputs && pipeline.has_last_stage()) trace.add(at + "output", result.output[0].tensor());
+    if (!pipeline.unscale_gradients()) {
+      optimizer.zero_grad();
+      continue;
+    }
+    run.after(step, pipeline, pieces);
+    for (const auto& [name, parameter] : pipeline.named_parameters()) {
+      trace.add(at + "gradient of " + name, parameter.grad());
+    }
+    optimizer.step();
+    run.zero(step, optimizer);
+  }
+  for (const auto& [name, parameter] : pipeline.named_parameters()) trace.add(name, parameter);
+  for (const Stage& stage : pipeline.stages()) {
+    for (const auto& [name, buffer] : stage.buffers()) trace.add(name, buffer);
+  }
+  trace.captured = pipeline.captured();
+}
+
+/// By rank.
+std::vector<Trace> train(const Training& run, GraphChoice graph) {
+  torch::manual_seed(5);
+  std::vector<PiecePtr> pieces;
+  for (int s = 0; s < run.stages; ++s) {
+    pieces.push_back(run.model.make(s, run.stages));
+    pieces.back()->to(kGpu, run.type);
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> batches;
+  for (int step = 0; step < run.steps; ++step) {
+    const at::Tensor input = run.model.input(run.rows(step)).to(kGpu, run.type);
+    batches.emplace_back(input, at::randn_like(input));
+  }
+  torch::cuda::synchronize();
+  std::vector<Trace> traces(static_cast<std::size_t>(run.ranks));
+  run_ranks({.ranks = run.ranks, .device = [](RankId) { return kGpu; }, .timeout = std::chrono::seconds(20)},
+            [&](World& world) { train(run, graph, world, pieces, batches, traces[world.rank().index()]); });
+  torch::cuda::synchronize();
+  return traces;
+}
+
+bool are_same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  if (!a.defined()) return true;
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const at::Tensor x = a.cpu().contiguous();
+  const at::Tensor y = b.cpu().contiguous();
+  return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+void expect_same_bits(const Trace& got, const Trace& expected) {
+  ASSERT_EQ(got.names, expected.names);
+  int different = 0;
+  for (std::size_t i = 0; i < got.names.size() && different < 5; ++i) {
+    const bool same = are_same_bits(got.tensors[i], expected.tensors[i]);
+    if (!same) ++different;
+    EXPECT_TRUE(same) << got.names[i];
+  }
+}
+
+/// Runs it eagerly and with graphs; returns what was captured on the last rank.
+CapturedSteps compare(const Training& run) {
+  const std::vector<Trace> eager = train(run, false);
+  const std::vector<Trace> graph = train(run, true);
+  for (std::size_t rank = 0; rank < eager.size(); ++rank) expect_same_bits(graph[rank], eager[rank]);
+  return graph.back().captured;
+}
+
+const Model& model(const std::string& name) {
+  static const std::vector<Model> all = models();
+  return *std::find_if(all.begin(), all.end(), [&](const Model& one) { return one.name == name; });
+}
+
+class Graphs : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU";
+  }
+};
+
+TEST_P(Graphs, GiveTheBitsOfTheEagerStep) {
+  const Generator& generator = find_generator(GetParam());
+  const int stages = std::clamp(4, generator.min_stages_per_rank, generator.max_stages_per_rank);
+  for (const Model& each : models()) {
+    SCOPED_TRACE(each.name);
+    const bool is_long = each.name == "Dropout" || each.name == "Skip";
+    const int steps = is_long ? 20 : 5;
+    const CapturedSteps captured = compare({.model = each, .schedule = GetParam(), .stages = stages, .steps = steps});
+    EXPECT_EQ(captured.graphs, 1) << captured.reason;
+    EXPECT_EQ(captured.replayed, static_cast<std::uint64_t>(steps - 1)) << captured.reason;
+    EXPECT_GT(captured.bytes, 0);
+  }
+}
+
+TEST_P(Graphs, InPiecesBetweenMessagesGiveTheBitsOfTheEagerStep) {
+  const Generator& generator = find_generator(GetParam());
+  for (const int ranks : {2, 4}) {
+    const int stages = ranks * std::clamp(2, generator.min_stages_per_rank, generator.max_stages_per_rank);
+    for (const char* name : {"Dropout", "Skip", "SeveralOutputs"}) {
+      SCOPED_TRACE(std::string(name) + " on " + std::to_string(ranks) + " ranks");
+      Training run{.model = model(name), .schedule = GetParam(), .stages = stages, .ranks = ranks, .steps = 6};
+      const CapturedSteps captured = compare(run);
+      EXPECT_EQ(captured.graphs, 1) << captured.reason;
+      EXPECT_EQ(captured.replayed, 5U) << captured.reason;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, Graphs, testing::ValuesIn(training_schedules()), test_name);
+
+class GraphSteps : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU";
+  }
+};
+
+TEST_F(GraphSteps, OfPlannedSchedules) {
+  for (const int microbatches : {2, 4, 6}) {
+    PlanRequest request;
+    request.microbatches = microbatches;
+    request.stages_per_rank = 2;
+    request.placement = PlacementChoice::kLoop;
+    request.time_budget = 0.2;
+    const PlanResult planned = plan(request);
+    Training run{
+        .model = model("Dropout"), .stages = planned.schedule.stages(), .microbatches = microbatches, .steps = 20};
+    run.options = [&](PipelineOptions& options) { options.schedule = planned.schedule; };
+    EXPECT_EQ(compare(run).replayed, 19U);
+  }
+}
+
+TEST_F(GraphSteps, WithRecompute) {
+  for (const char* name : {"Dropout", "BatchNorm"}) {
+    Training run{.model = model(name)};
+    run.options = [](PipelineOptions& options) { options.recompute = Recompute::stage(); };
+    EXPECT_EQ(compare(run).replayed, 5U);
+  }
+}
+
+TEST_F(GraphSteps, OfSeveralShapesHaveAGraphEach) {
+  Training run{.model = model("Dropout"), .steps = 14};
+  run.rows = [](int step) { return step % 3 == 0 ? 24 : step % 3 == 1 ? 23 : 17; };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.graphs, 3);
+  EXPECT_EQ(captured.replayed, 11U);
+}
+
+TEST_F(GraphSteps, AddToGradientsThatExist) {
+  Training run{.model = model("Dropout"), .steps = 15};
+  run.zero = [](int step, auto& optimizer) {
+    if (step % 3 == 2) optimizer.zero_grad(/*set_to_none=*/step < 9);
+  };
+  EXPECT_GE(compare(run).replayed, 11U);
+  run.options = [](PipelineOptions& options) { options.accumulate = 3; };
+  EXPECT_GE(compare(run).replayed, 11U);
+}
+
+TEST_F(GraphSteps, KeepGradientTensorsOfTheCaller) {
+  Training run{.model = model("Mlp"), .steps = 8};
+  std::vector<at::Tensor> own;
+  run.before = [&](int step, Pipeline& pipeline, const auto&) {
+    if (step == 0) own.clear();
+    for (const at::Tensor& parameter : pipeline.parameters()) {
+      parameter.mutable_grad() = at::full_like(parameter, 0.5).detach();
+      own.push_back(parameter.grad());
+    }
+  };
+  run.after = [&](int, Pipeline& pipeline, const auto&) {
+    EXPECT_TRUE(pipeline.parameters().back().grad().is_same(own.back()));
+  };
+  EXPECT_EQ(compare(run).replayed, 7U);
+}
+
+TEST_F(GraphSteps, NeverOverwriteAGradientThatSomebodyKeeps) {
+  std::vector<at::Tensor> kept;
+  std::vector<at::Tensor> copies;
+  Training run{.model = model("Dropout"), .steps = 8};
+  run.after = [&](int step, Pipeline& pipeline, const auto&) {
+    if (step == 0) {
+      kept.clear();
+      copies.clear();
+    }
+    const at::Tensor gradient = pipeline.parameters().front().grad();
+    kept.push_back(step % 2 == 0 ? gradient : gradient.view(-1));
+    copies.push_back(gradient.clone());
+  };
+  const CapturedSteps captured = compare(run);
+  for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], copies[i].view_as(kept[i]))) << i;
+  EXPECT_THAT(captured.reason, testing::HasSubstr("clone what you keep"));
+}
+
+TEST_F(GraphSteps, WithTiesMastersAndScaledLosses) {
+  Training run{.model = model("Dropout"), .steps = 8};
+  run.options = [](PipelineOptions& options) { options.ties = {{"linear.weight", {StageId(0), StageId(3)}}}; };
+  EXPECT_EQ(compare(run).replayed, 7U);
+  run.options = [](PipelineOptions& options) { options.precision.compute = at::kBFloat16; };
+  EXPECT_EQ(compare(run).replayed, 7U);
+  run.options = [](PipelineOptions& options) { options.precision.autocast = at::kBFloat16; };
+  EXPECT_EQ(compare(run).replayed, 7U);
+  run.options = [](PipelineOptions& options) {
+    options.precision = {.compute = at::kHalf, .scaling = LossScaling{.initial = 8, .growth_interval = 2}};
+  };
+  EXPECT_EQ(compare(run).replayed, 7U);
+}
+
+TEST_F(GraphSteps, WithWeightsOfLossesThatChange) {
+  Training run{.model = model("Mlp"), .steps = 10};
+  run.options = [](PipelineOptions& options) {
+    options.loss_weight = [](const Value& target) { return target.tensor().abs().sum().item<double>(); };
+  };
+  EXPECT_EQ(compare(run).replayed, 9U);
+  run.options = [](PipelineOptions& options) {  // sometimes a microbatch does not count at all
+    options.loss_weight = [](const Value& target) { return target.tensor().sum().item<double>() > 0 ? 1.0 : 0.0; };
+  };
+  compare(run);
+}
+
+TEST_F(GraphSteps, WithClippingEvaluationAndOtherModes) {
+  Training run{.model = model("Dropout"), .steps = 12};
+  run.after = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+    pipeline.clip_gradient_norm(0.1);
+    if (step % 4 == 1) pipeline.eval({at::ones({24, kWidth}, at::TensorOptions(kGpu))});
+    if (step == 5) pieces[1]->eval();
+    if (step == 8) pieces[1]->train();
+    if (step == 9) pipeline.set_steps(1000);
+  };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.graphs, 2);
+  EXPECT_EQ(captured.replayed, 10U);
+}
+
+TEST_F(GraphSteps, WhoseParametersHaveMovedAreCapturedAnew) {
+  Training run{.model = model("Mlp"), .steps = 8};
+  run.before = [](int step, Pipeline& pipeline, const auto&) {
+    if (step != 4) return;
+    for (at::Tensor parameter : pipeline.parameters()) parameter.set_data(parameter.detach().clone());
+  };
+  EXPECT_EQ(compare(run).replayed, 6U);
+}
+
+/// Throws in the forward of one step.
+struct Failing : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    if ((fails && *fails) || (fails_elsewhere && *fails_elsewhere)) throw std::runtime_error("on purpose");
+    return detail::Linear::run(in);
+  }
+  std::shared_ptr<bool> fails;
+  std::shared_ptr<std::atomic<bool>> fails_elsewhere;
+};
+
+TEST_F(GraphSteps, ThatFailLeaveNothingBehind) {
+  const auto fails = std::make_shared<bool>(false);
+  Training run{.model = {.name = "Failing", .make = [&](int, int) {
+                           auto piece = std::make_shared<Failing>();
+                           piece->fails = fails;
+                           return piece;
+                         }}};
+  run.steps = 10;
+  run.before = [&](int step, Pipeline&, const auto&) { *fails = step == 1 || step == 2; };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.graphs, 1) << captured.reason;
+  EXPECT_EQ(captured.replayed, 7U);
+}
+
+/// Reads a number back to the host, which no graph can do.
+struct Looking : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    const double largest = in[0].tensor().abs().max().item<double>();
+    return {at::tanh(linear(in[0].tensor())) * (1 / (1 + largest))};
+  }
+};
+/// Draws on the CPU, which a graph would freeze.
+struct HostRandom : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    return {at::tanh(linear(in[0].tensor())) * at::rand({}).item<double>()};
+  }
+};
+/// Draws in other ways than dropout.
+struct Noisy : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = at::tanh(linear(in[0].tensor()));
+    return {x + at::randn_like(x) * 0.1 + at::rand(x.sizes(), x.options()) + at::bernoulli(at::sigmoid(x)).detach()};
+  }
+};
+
+TEST_F(GraphSteps, ThatCannotBeCapturedStayEager) {
+  Training run{.model = {.name = "Looking", .make = [](int, int) { return std::make_shared<Looking>(); }}};
+  CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.replayed, 0U);
+  EXPECT_THAT(captured.reason, testing::HasSubstr("cannot be captured"));
+  run.model.make = [](int, int) { return std::make_shared<HostRandom>(); };
+  captured = compare(run);
+  EXPECT_EQ(captured.replayed, 0U);
+  EXPECT_THAT(captured.reason, testing::HasSubstr("on the CPU"));
+  // The device works as before.
+  EXPECT_EQ(compare({.model = model("Dropout")}).replayed, 5U);
+}
+
+TEST_F(GraphSteps, DrawWhatEagerStepsDraw) {
+  Training run{.model = {.name = "Noisy", .make = [](int, int) { return std::make_shared<Noisy>(); }}, .steps = 20};
+  EXPECT_EQ(compare(run).replayed, 19U);
+}
+
+TEST_F(GraphSteps, AreEagerWithHandlersAndTimelines) {
+  Training run{.model = model("Mlp"), .steps = 8};
+  run.before = [](int step, Pipeline& pipeline, const auto&) {
+    pipeline.record_timeline(step == 4);
+    if (step == 6) pipeline.on(ActionKind::kForward, [](const ActionContext& context) { context.run(); });
+  };
+  run.after = [](int step, Pipeline& pipeline, const auto&) {
+    if (step == 4) {
+      ASSERT_FALSE(pipeline.timeline().empty());
+      double end = 0;
+      for (const auto& entry : pipeline.timeline()) {
+        EXPECT_GE(entry.end, entry.start);
+        EXPECT_GE(entry.start, end - 1e-4);
+        end = entry.end;
+      }
+    }
+    if (step == 6) {
+      EXPECT_TRUE(pipeline.captured().reason.empty() ||
+                  pipeline.captured().reason.find("handler") != std::string::npos);
+    }
+  };
+  EXPECT_EQ(compare(run).replayed, 4U);
+}
+
+TEST_F(GraphSteps, OfSeveralRanksFollowShapesThatOthersKnow) {
+  Training run{.model = model("Dropout"), .schedule = "1F1B", .ranks = 4, .steps = 12};
+  run.rows = [](int step) { return step % 3 == 0 ? 24 : 23; };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.graphs, 2);
+  EXPECT_EQ(captured.replayed, 10U);
+}
+
+TEST_F(GraphSteps, OfSeveralRanksFailTogetherAndGoOn) {
+  const auto fails = std::make_shared<std::atomic<bool>>(false);
+  Training run{.model = {.name = "Failing", .make = [&](int stage, int) {
+                           auto piece = std::make_shared<Failing>();
+                           if (stage == 1) piece->fails_elsewhere = fails;
+                           return piece;
+                         }}};
+  run.schedule = "1F1B";
+  run.stages = run.ranks = 2;
+  run.steps = 8;
+  run.before = [&](int step, Pipeline& pipeline, const auto&) {
+    if (pipeline.has_last_stage()) *fails = step == 1;
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  compare(run);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15)) << "a rank waited for its timeout";
+}
+
+TEST_F(GraphSteps, TakeInputsFromTheDeviceAlone) {
+  Training run{.model = model("Mlp")};
+  run.model.input = [](std::int64_t rows) { return at::randn({rows, kWidth}); };
+  EXPECT_EQ(compare(run).replayed, 5U);
+}
+
+}  // namespace
+}  // namespace stagecraft::equivalence
