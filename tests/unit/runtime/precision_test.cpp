@@ -6,6 +6,7 @@
 
 #include "pipeline_testing.h"
 #include "stagecraft/data_parallel/masters.h"
+#include "support/scratch_folder.h"
 
 namespace stagecraft {
 namespace {
@@ -405,14 +406,13 @@ TEST(Precision, CheckpointsHoldTheMasters) {
 }
 
 TEST(Precision, CheckpointsInTheBackgroundHoldWholeMasters) {
-  const std::string folder = (std::filesystem::temp_directory_path() / "stagecraft-precision-folder").string();
-  std::filesystem::remove_all(folder);
+  const ScratchFolder scratch;
   run_ranks(world_of(2, 2), [&](World& world) {
     Pipeline pipeline(world, float_layers(4),
                       {.microbatches = 1, .loss = mean_square, .precision = {.compute = at::kBFloat16}});
     const auto optimizer = adam(pipeline.parameters());
     pipeline.attach(*optimizer);
-    Checkpoints checkpoints(world, {.folder = folder});
+    Checkpoints checkpoints(world, {.folder = scratch.path("checkpoints")});
     const Tensor x = world.share_of(float_numbers(0));
     const auto update = [&] {
       pipeline.step({x}, {.target = x.sin()});
@@ -428,7 +428,6 @@ TEST(Precision, CheckpointsInTheBackgroundHoldWholeMasters) {
     EXPECT_EQ(checkpoints.load_latest(pipeline, {.optimizer = optimizer.get()}), 1);
     for (const auto& [name, master] : pipeline.named_parameters()) EXPECT_TRUE(at::equal(master, saved[name])) << name;
   });
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Precision, RefusesWhatDoesNotGoTogether) {
