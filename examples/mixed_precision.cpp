@@ -1,5 +1,5 @@
-// bfloat16 and float16: modules compute in 16 bits, the optimizer updates float32 parameters, and gradients are added up
-// in float32. With float16, losses are scaled, and an overflow on any rank skips the update on all.
+// bfloat16 and float16: modules compute in 16 bits, the optimizer updates float32 parameters, and gradients are added
+// up in float32. With float16, losses are scaled, and an overflow on any rank skips the update on all.
 //
 //   threads: 2 ranks; mpirun -n 4: the same on 4 processes
 
