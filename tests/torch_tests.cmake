@@ -70,8 +70,9 @@ else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/concurrency/operators_test.cpp)
 endif()
 
-if(STAGECRAFT_HAS_CUDA)  # `make test-gpu` runs it; without a GPU its cases are skipped
+if(STAGECRAFT_HAS_CUDA)  # `make test-gpu` runs it: without a GPU it fails
   stagecraft_torch_test(gpu_test 1 gpu/graph_test.cpp)
+  set_tests_properties(gpu_test.1 PROPERTIES LABELS gpu)
 else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/gpu/graph_test.cpp)
 endif()
