@@ -41,8 +41,6 @@ void measure(CheckReport& report, const Schedule& schedule) {
   report.peak_live = peak_live_activations(schedule);
 }
 
-Json action_json(const Action& action) { return action.is_idle() ? Json() : Json(to_text(action)); }
-
 Json refusal_json(const Refusal* refusal) {
   Json json = {{"ok", refusal == nullptr}, {"message", nullptr}, {"rank", nullptr},
                {"step", nullptr},          {"action", nullptr},  {"cycle", Json::array()}};
@@ -51,18 +49,26 @@ Json refusal_json(const Refusal* refusal) {
   json["action"] = action_json(refusal->action);
   if (refusal->step >= 0 || !refusal->action.is_idle()) json["rank"] = refusal->rank.value;
   if (refusal->step >= 0) json["step"] = refusal->step;
-  for (const Waiting& link : refusal->cycle) {
-    json["cycle"].push_back({{"rank", link.rank.value},
-                             {"step", link.step},
-                             {"action", action_json(link.action)},
-                             {"on_rank", link.on_rank.value},
-                             {"on_step", link.on_step},
-                             {"on_action", action_json(link.on_action)}});
-  }
+  json["cycle"] = cycle_json(refusal->cycle);
   return json;
 }
 
 }  // namespace
+
+Json action_json(const Action& action) { return action.is_idle() ? Json() : Json(to_text(action)); }
+
+Json cycle_json(const std::vector<Waiting>& cycle) {
+  Json json = Json::array();
+  for (const Waiting& link : cycle) {
+    json.push_back({{"rank", link.rank.value},
+                    {"step", link.step},
+                    {"action", action_json(link.action)},
+                    {"on_rank", link.on_rank.value},
+                    {"on_step", link.on_step},
+                    {"on_action", action_json(link.on_action)}});
+  }
+  return json;
+}
 
 const Refusal* Judgement::refusal(std::span<const CommModel> models) const {
   for (const CommModel model : models) {

@@ -67,4 +67,9 @@ CheckReport examine(std::string file, std::vector<Row> rows, std::vector<CommMod
 void write_report(std::ostream& out, const CheckReport& report);
 Json to_json(const CheckReport& report);
 
+/// Its text; null for an idle slot.
+Json action_json(const Action& action);
+/// Who waits for whom.
+Json cycle_json(const std::vector<Waiting>& cycle);
+
 }  // namespace stagecraft::cli

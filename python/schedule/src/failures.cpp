@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "check_report.h"
 #include "stagecraft/plan/planner.h"
 
 namespace stagecraft::python {
@@ -23,8 +24,6 @@ void set_error(const char* type, const std::string& message, const Json& attribu
   } catch (const PythonError&) {  // the exception set instead says why
   }
 }
-
-Json action_json(const Action& action) { return action.is_idle() ? Json() : Json(to_text(action)); }
 
 /// By the most derived types first.
 void set_error_of_ours() {
@@ -71,22 +70,13 @@ void refuse_type(const std::string& name, PyObject* value, const std::string& ex
 }
 
 Json refusal_json(const Refusal& refusal) {
-  Json json = {{"message", refusal.message},
-               {"rank", refusal.rank.value},
-               {"step", refusal.step},
-               {"action", action_json(refusal.action)},
-               {"cycle", Json::array()},
-               {"excerpt", refusal.excerpt},
-               {"full_text", refusal.full_text()}};
-  for (const Waiting& link : refusal.cycle) {
-    json["cycle"].push_back({{"rank", link.rank.value},
-                             {"step", link.step},
-                             {"action", action_json(link.action)},
-                             {"on_rank", link.on_rank.value},
-                             {"on_step", link.on_step},
-                             {"on_action", action_json(link.on_action)}});
-  }
-  return json;
+  return {{"message", refusal.message},
+          {"rank", refusal.rank.value},
+          {"step", refusal.step},
+          {"action", cli::action_json(refusal.action)},
+          {"cycle", cli::cycle_json(refusal.cycle)},
+          {"excerpt", refusal.excerpt},
+          {"full_text", refusal.full_text()}};
 }
 
 void raise_refusal(const Refusal& refusal) {

@@ -1,6 +1,20 @@
-"""HTML for notebooks."""
+"""How notebooks show a result."""
 
 from __future__ import annotations
+
+from .errors import InvalidArgument
+
+
+class Drawn:
+    """Shows itself as the picture that `to_svg` draws."""
+
+    __slots__ = ()
+
+    def _repr_svg_(self) -> str | None:
+        try:
+            return self.to_svg()
+        except InvalidArgument:  # too large for a browser
+            return None
 
 
 def page(text: str, svg: str | None) -> str:

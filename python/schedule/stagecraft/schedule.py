@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from . import _schedule, files
 from .action import Action
 from .errors import InvalidArgument
-from .notebook import page
+from .notebook import Drawn, page
 from .verdict import COMM_MODELS, Verdict, _verdict
 
 #: The lowering that PyTorch does.
@@ -51,7 +51,7 @@ def passes() -> list[Pass]:
     return [Pass(**facts) for facts in _schedule.listing()["passes"]]
 
 
-class Schedule:
+class Schedule(Drawn):
     """One row of actions per rank, the map of stages to ranks, and the number of microbatches.
 
     A schedule never changes: passes return a new one. It need not be valid; ``verify`` says whether it can run. Schedules
@@ -290,12 +290,6 @@ class Schedule:
 
     def __str__(self) -> str:
         return self.to_table()
-
-    def _repr_svg_(self) -> str | None:
-        try:
-            return self.to_svg()
-        except InvalidArgument:  # too large for a browser
-            return None
 
     def _repr_html_(self) -> str:
         return page(repr(self), self._repr_svg_())

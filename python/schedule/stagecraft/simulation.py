@@ -10,7 +10,7 @@ from . import _schedule, files
 from .action import Action
 from .costs import Costs
 from .errors import InvalidArgument
-from .notebook import page
+from .notebook import Drawn, page
 from .schedule import Schedule
 
 
@@ -98,7 +98,7 @@ def _doubles(raw: bytes) -> array:
     return numbers
 
 
-class Simulation:
+class Simulation(Drawn):
     """What a schedule costs. The bubble is the fraction of the ranks' time in which they do not compute."""
 
     __slots__ = ("_capsule", "_facts", "costs", "schedule")
@@ -213,12 +213,6 @@ class Simulation:
 
     def __str__(self) -> str:
         return self.to_text()
-
-    def _repr_svg_(self) -> str | None:
-        try:
-            return self.to_svg()
-        except InvalidArgument:  # too large for a browser
-            return None
 
     def _repr_html_(self) -> str:
         return page(self.to_text(), self._repr_svg_())
