@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -7,8 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "envelope.h"
 #include "stagecraft/transport/channel.h"
-#include "wire/envelope.h"
 
 namespace stagecraft::wire {
 
@@ -23,6 +25,7 @@ class Mailbox {
     std::uint64_t step = 0;
     Envelope envelope;
     std::vector<at::Tensor> tensors;
+    std::optional<c10::Event> written = {};  ///< Of tensors that a device has still to write.
   };
 
   /// Announces a message whose tensors are still coming. Returns false for one of a failed step, which is to be
