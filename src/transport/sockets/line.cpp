@@ -8,6 +8,7 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
+#include "wire/out_of_memory.h"
 
 namespace stagecraft::sockets {
 namespace {
@@ -229,6 +230,11 @@ void Line::need(void* data, std::size_t bytes) {
   if (!fetch(data, bytes)) throw TransportError("the connection was closed", peer_);
 }
 
+void Line::skip(std::size_t bytes) {
+  std::vector<char> unwanted(std::min(bytes, buffer_.size()));
+  for (; bytes > 0; bytes -= std::min(bytes, unwanted.size())) need(unwanted.data(), std::min(bytes, unwanted.size()));
+}
+
 /// The thread that receives.
 void Line::receive() {
   try {
@@ -313,14 +319,23 @@ void Line::receive_tensors(wire::Mailbox::Entry& entry) {
     std::optional<c10::StreamGuard> guard;
     if (is_shipped) guard.emplace(path_in().stream());
     const at::Device device = form.is_meta ? at::Device(at::kMeta) : is_shipped ? nccl_->device() : at::Device(at::kCPU);
-    tensor = at::empty(form.sizes, at::TensorOptions().dtype(form.type).device(device));
-    if (!form.strides.empty()) tensor = tensor.as_strided(form.sizes, form.strides);
+    try {
+      tensor = at::empty(form.sizes, at::TensorOptions().dtype(form.type).device(device));
+      if (!form.strides.empty()) tensor = tensor.as_strided(form.sizes, form.strides);
+    } catch (const std::exception& error) {
+      const wire::OutOfMemory none(own_, peer_, entry.envelope, &form, error);
+      if (is_shipped) throw none;  // what NCCL has begun it cannot drop
+      entry.failure = std::make_exception_ptr(none);
+      tensor = at::Tensor();
+    }
     if (bytes == 0) continue;
     if (is_shipped) {
       shipped.push_back(tensor);
     } else if (form.is_inline) {
-      std::memcpy(tensor.data_ptr(), inline_data, static_cast<std::size_t>(bytes));
+      if (tensor.defined()) std::memcpy(tensor.data_ptr(), inline_data, static_cast<std::size_t>(bytes));
       inline_data += bytes;
+    } else if (!tensor.defined()) {
+      skip(static_cast<std::size_t>(bytes));
     } else {
       need(tensor.data_ptr(), static_cast<std::size_t>(bytes));
     }

@@ -71,6 +71,7 @@ class Line : public std::enable_shared_from_this<Line> {
   /// Returns false at the end of the stream.
   bool fetch(void* data, std::size_t bytes);
   void need(void* data, std::size_t bytes);
+  void skip(std::size_t bytes);
   void take_in(std::size_t bytes);
   void receive_tensors(wire::Mailbox::Entry& entry);
   nccl::Communicator& path_in();

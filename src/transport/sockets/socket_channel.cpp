@@ -109,6 +109,7 @@ void SocketChannel::send(RankId to, const Tag& tag, Message message, std::uint64
 std::optional<Message> SocketChannel::take(RankId from, const Tag& tag) {
   std::optional<wire::Mailbox::Entry> entry = mailbox_->take(from, tag);
   if (!entry) return std::nullopt;
+  if (entry->failure) std::rethrow_exception(entry->failure);
   // An empty tensor of a device says that its sender has read what it got. It got copies: what counts is that they are made.
   const auto says_so = [](const wire::TensorForm& form) {
     return form.is_defined && !form.is_on_host && !form.is_meta && form.bytes() == 0;

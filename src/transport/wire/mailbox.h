@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -25,6 +26,7 @@ class Mailbox {
     std::uint64_t step = 0;
     Envelope envelope;
     std::vector<at::Tensor> tensors;
+    std::exception_ptr failure = {};         ///< Why it could not be received, if so.
     std::optional<c10::Event> written = {};  ///< Of tensors that a device has still to write.
   };
 
