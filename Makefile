@@ -145,11 +145,21 @@ define configure_gpu
 	  -DCMAKE_PREFIX_PATH="$(PREFIX_PATH);$$($(PYTHON) -c 'import torch; print(torch.utils.cmake_prefix_path)')" > build/gpu.log 2>&1 || { tail -20 build/gpu.log; exit 1; }
 endef
 
-test-gpu:  ## Steps as graphs, and the equivalence tests, on a GPU
+# Ranks as processes share one GPU, which needs NCCL 2.30 or later: NCCL=path/to/libnccl.so.2 takes the place of LibTorch's own.
+NCCL ?=
+ON_GPU = env $(if $(NCCL),LD_PRELOAD="$(abspath $(NCCL))") NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 STAGECRAFT_TEST_DEVICE=cuda
+
+test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (threads, MPI, NCCL); NCCL=path/to/libnccl.so.2
 	$(configure_gpu)
-	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test
-	@build/gpu/bin/gpu_test --gtest_brief=1
-	@STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
+	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test conformance_test crossings_test
+	@echo "== graphs" && build/gpu/bin/gpu_test --gtest_brief=1
+	@echo "== equivalence, threads" && STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
+	@for ranks in 2 4; do \
+	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
+	  echo "== equivalence, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; \
+	done
+	@! command -v mpirun > /dev/null || for ranks in 2 4; do echo "== equivalence, MPI, $$ranks ranks" && STAGECRAFT_TEST_DEVICE=cuda \
+	  mpirun --allow-run-as-root --oversubscribe -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; done
 
 bench-gpu:  ## Ours beside the installed torch on a GPU: steps eager and as graphs, and training a GPT
 	$(configure_gpu)

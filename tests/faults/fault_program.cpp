@@ -1,11 +1,11 @@
 // Trains a small pipeline for ever, with a fault on one rank at one action.
 //
-//   [mpirun -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
+//   [mpirun -n N | start_processes.py -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
 //
 // FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps two timeouts); ACTION_NUMBER counts this
 // rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves checkpoints for ever instead, the k-th with
 // k in every weight, and the fault happens ACTION_NUMBER milliseconds after the first one. Ranks as threads print how
-// they end, as processes do.
+// they end, as processes do. They compute on STAGECRAFT_TEST_DEVICE, or on the CPU.
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -44,7 +44,7 @@ void save_for_ever(sc::World& world, sc::Pipeline& pipeline, const std::string& 
 
 /// What a process says by itself.
 void say_how_it_ends(sc::World& world, const std::function<void()>& program) {
-  if (sc::is_started_by_mpi()) return program();
+  if (sc::is_started_by_mpi() || std::getenv("RANK") != nullptr) return program();
   try {
     program();
   } catch (const std::exception& error) {
@@ -64,14 +64,19 @@ int main(int argc, char** argv) {
   const int rank = std::atoi(argv[2]);
   const int at = std::atoi(argv[3]);
   const sc::Timeout timeout(std::atoi(argv[4]));
-  sc::LaunchOptions options{.threads_per_rank = 1, .timeout = timeout};
+  const char* device = std::getenv("STAGECRAFT_TEST_DEVICE");
+  sc::LaunchOptions options{.threads_per_rank = 1,
+                            .device_type = device != nullptr ? torch::Device(device).type() : torch::kCPU,
+                            .timeout = timeout};
   if (argc > 5) options.ranks = std::max(1, std::atoi(argv[5]));
   if (argc > 6) options.replicas = std::max(1, std::atoi(argv[6]));
   const auto train = [&](sc::World& world) {
     std::vector<sc::Stage> stages;
     const std::string schedule = "InterleavedZeroBubble";
     for (const sc::StageId stage : sc::stages_here(world, schedule, 2)) {
-      stages.push_back(sc::make_stage(stage.value, torch::nn::Linear(64, 64), {}, std::to_string(stage.value)));
+      torch::nn::Linear layer(64, 64);
+      layer->to(world.device());
+      stages.push_back(sc::make_stage(stage.value, layer, {}, std::to_string(stage.value)));
     }
     sc::Pipeline pipeline(world, std::move(stages),
                           {.schedule = schedule,
@@ -101,7 +106,7 @@ int main(int argc, char** argv) {
         context.run();
       });
     }
-    const auto x = torch::ones({8, 64});
+    const auto x = torch::ones({8, 64}, world.device());
     for (int step = 0; step < 1'000'000; ++step) {
       pipeline.step({x}, {.target = x});
       if (step == 0 && world.world_rank().value == 0) std::cerr << "it trains\n" << std::flush;
