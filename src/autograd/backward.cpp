@@ -72,6 +72,16 @@ class RecordedHooks {
   std::unordered_map<const torch::autograd::Node*, std::shared_ptr<variable_list>> records_;
 };
 
+/// Frees what a node has saved as soon as it has run, though the graph is kept.
+struct ReleaseOnceRun : torch::autograd::FunctionPostHook {
+  explicit ReleaseOnceRun(torch::autograd::Node& node) : node_(node) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    node_.release_variables();
+    return outputs;
+  }
+  torch::autograd::Node& node_;  // holds the hook
+};
+
 }  // namespace
 
 void accumulate_into(std::span<const at::Tensor> tensors, const std::vector<at::Tensor>& gradients) {
@@ -177,6 +187,9 @@ std::vector<at::Tensor> Backward::input_part(const std::vector<at::Tensor>& grad
     const std::size_t forks_begin = wanted.size();
     for (const auto& arrival : plan.arrivals()) wanted.emplace_back(*nodes[arrival.node], arrival.input);
     RecordedHooks hooks(wanted, forks_begin);
+    for (const SplitPlan::Index spent : plan.spent()) {
+      (*nodes[spent])->add_post_hook(std::make_unique<ReleaseOnceRun>(**nodes[spent]));
+    }
     variable_list found = torch::autograd::Engine::get_default_engine().execute(
         roots, arriving, /*keep_graph=*/!plan.arrivals().empty(), /*create_graph=*/false, /*accumulate_grad=*/false,
         wanted);
