@@ -148,14 +148,16 @@ endef
 test-gpu:  ## Steps as graphs, and the equivalence tests, on a GPU
 	$(configure_gpu)
 	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test
-	@build/gpu/bin/gpu_test --gtest_brief=1
+	@ctest --test-dir build/gpu -L '^gpu$$' --output-on-failure --no-tests=error
 	@STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
 
-bench-gpu:  ## Ours beside the installed torch on a GPU: steps eager and as graphs, and training a GPT
+bench-gpu:  ## On a GPU: ours beside the installed torch, steps eager and as graphs, training a GPT; predicted times, memory
 	$(configure_gpu)
-	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench stagecraft stagecraft_train
+	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench gpu_prediction_bench memory_bench stagecraft stagecraft_train
 	@failed=0; \
 	  $(PYTHON) bench/gpu_step_bench.py --ours build/gpu/bin/gpu_step_bench --json build/bench/gpu_step.json || failed=1; \
+	  build/gpu/bin/gpu_prediction_bench || failed=1; \
+	  build/gpu/bin/memory_bench cuda 16 2048 16 4 1024 bfloat16 4 || failed=1; \
 	  $(PYTHON) bench/gpu_gpt_bench.py --stagecraft build/gpu/bin/stagecraft --json build/bench/gpu_gpt.json || failed=1; \
 	  exit $$failed
 
