@@ -95,11 +95,12 @@ Times times_of(const Schedule& schedule, By by) {
 }
 
 void expect_side_by_side(By by) {
+  const Schedule overlapping = paired(kMicrobatches, true);
   const Times apart = times_of(paired(kMicrobatches, false), By::kHalves);
-  const Times together = times_of(paired(kMicrobatches, true), by);
+  const Times together = times_of(overlapping, by);
   ASSERT_EQ(apart.spans.size(), together.spans.size());
   std::vector<double> ratios;
-  for (const Action& slot : paired(kMicrobatches, true).rows[0]) {
+  for (const Action& slot : overlapping.rows[0]) {
     if (!slot.is_overlap()) continue;
     double begin = 1e30;
     double end = 0;
