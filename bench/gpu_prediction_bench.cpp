@@ -18,6 +18,7 @@
 #include "gpu_gpt.h"
 #include "narrow_kernels.h"
 #include "stagecraft/core/measurement.h"
+#include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/stagecraft.h"
 
 namespace sc = stagecraft;
@@ -92,6 +93,26 @@ double timed(sc::World& world, sc::Pipeline& pipeline, const Work& work) {
   return sc::seconds_now() - begin;
 }
 
+/// Two recorded steps, of which the first is a warm-up. Timelines are gathered afterwards: between two steps that would
+/// count as time of the optimizer.
+sc::Recording recorded(sc::World& world, sc::Pipeline& pipeline, const Work& work, const std::string& name) {
+  std::vector<sc::Timeline> own;
+  pipeline.record_timeline(true);
+  for (int step = 0; step < 2; ++step) {
+    timed(world, pipeline, work);
+    own.push_back(pipeline.timeline());
+  }
+  pipeline.record_timeline(false);
+  sc::Recording recording{name, {}};
+  for (const sc::Timeline& timeline : own) {
+    sc::StepTimelines& all = recording.steps.emplace_back();
+    for (const sc::Message& message : world.pipeline().collect(sc::to_message(timeline), 0)) {
+      all.push_back(sc::to_timeline(message));
+    }
+  }
+  return recording;
+}
+
 /// Returns whether all is within the tolerance; on rank 0.
 bool run(sc::World& world, const Family& family) {
   const std::vector<sc::StageId> here = sc::stages_here(world, family.schedules[0], family.stages_per_rank);
@@ -106,7 +127,7 @@ bool run(sc::World& world, const Family& family) {
   };
   std::vector<std::unique_ptr<sc::Pipeline>> pipelines;
   for (const std::string& name : family.schedules) pipelines.push_back(made(name));
-  std::vector<sc::Recording> recordings(2);
+  std::vector<sc::Recording> recordings;
   std::vector<std::vector<double>> measured(pipelines.size());
   for (int round = -1; round < kRounds; ++round) {  // the first is a warm-up
     for (std::size_t i = 0; i < pipelines.size(); ++i) {
@@ -115,14 +136,8 @@ bool run(sc::World& world, const Family& family) {
       const double seconds = timed(world, pipeline, work);
       if (round >= 0) measured[i].push_back(seconds);
       if (i >= 2) continue;
-      recordings[i].name = family.schedules[i];
-      pipeline.record_timeline(true);
-      for (int step = 0; step < 2; ++step) {
-        timed(world, pipeline, work);
-        std::vector<sc::Timeline> all = pipeline.collect_timelines(sc::RankId(0));
-        if (round >= 0) recordings[i].steps.push_back(std::move(all));
-      }
-      pipeline.record_timeline(false);
+      sc::Recording recording = recorded(world, pipeline, work, family.schedules[i]);
+      if (round >= 0) recordings.push_back(std::move(recording));
     }
   }
   auto automatic = made("auto");
