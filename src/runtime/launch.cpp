@@ -77,7 +77,7 @@ class Registry {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<WorldFactory> all_ = {thread_world(), mpi_world()};
+  std::vector<WorldFactory> all_ = {thread_world(), mpi_world(), process_world()};
 };
 
 /// The world with this name. Without a name, the one whose launcher started this process, otherwise threads.

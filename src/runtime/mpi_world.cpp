@@ -1,13 +1,35 @@
 // This process as one rank, started by an MPI launcher.
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdlib>
 #include <iostream>
 
 #include "stagecraft/runtime/rank_scope.h"
 #include "stagecraft/transport/mpi.h"
+#include "stagecraft/transport/sockets.h"
 #include "worlds.h"
 
 namespace stagecraft {
 namespace {
+
+std::unique_ptr<Group> group_of_all(Transport& transport, Timeout timeout) {
+  std::vector<RankId> all;
+  for (int r = 0; r < transport.ranks(); ++r) all.emplace_back(r);
+  return transport.make_group(all, timeout, "all processes");
+}
+
+/// Whether all ranks compute on GPUs and have NCCL, with no more ranks on a host than it takes. They all call it.
+bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Device& device, Timeout timeout) {
+  if (device.is_cpu()) return false;
+  const bool may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+  const int devices = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  const bool can = uses_nccl(device) && process.ranks() > 1 && (may_share || process.local_ranks() <= devices);
+  for (const std::string& one : group_of_all(transport, timeout)->all_gather(std::string(can ? "nccl" : "mpi"))) {
+    if (one != "nccl") return false;
+  }
+  return true;
+}
 
 int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)>& program) {
   MpiProcess process(options.timeout);
@@ -17,9 +39,22 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     const RankScope scope(device_of(options, process.rank(), process.local_rank()),
                           threads_of(options, process.cores()));
     const auto activity = std::make_shared<Activity>();
-    World world(process.connect(scope.device(), [activity] { return activity->text(); }), scope.device(),
-                options.timeout, options.replicas, activity);
-    program(world);
+    const auto doing = [activity] { return activity->text(); };
+    const std::shared_ptr<Transport> mpi = process.connect(scope.device(), doing);
+    std::optional<SocketConnection> nccl;
+    if (can_use_nccl(process, *mpi, scope.device(), options.timeout)) {
+      const auto everyone = group_of_all(*mpi, options.timeout);
+      nccl.emplace(process.rank(), process.ranks(), [&](const std::string& own) { return everyone->all_gather(own); },
+                   SocketConnection::Options{scope.device(), doing, {}, options.timeout});
+    }
+    try {
+      World world(nccl ? nccl->transport() : mpi, scope.device(), options.timeout, options.replicas, activity);
+      program(world);
+    } catch (...) {
+      if (nccl) nccl->finish(failure_text(std::current_exception()));
+      throw;
+    }
+    if (nccl) nccl->finish(std::nullopt);
   } catch (...) {
     failure = failure_text(std::current_exception());
     exit_code = exit_code_of(std::current_exception());
@@ -31,6 +66,7 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
 
 }  // namespace
 
-WorldFactory mpi_world() { return {"mpi", is_started_by_mpi, run_under_mpi}; }
+/// Without MPI, processes that mpirun has started find each other by its variables.
+WorldFactory mpi_world() { return {"mpi", [] { return has_mpi() && is_started_by_mpi(); }, run_under_mpi}; }
 
 }  // namespace stagecraft

@@ -21,5 +21,6 @@ int exit_code_of(const std::exception_ptr& failure);
 /// The worlds that are always there.
 WorldFactory thread_world();
 WorldFactory mpi_world();
+WorldFactory process_world();
 
 }  // namespace stagecraft

@@ -224,7 +224,7 @@ std::vector<Message> MessageGroup::all_gather(Message own) {
 
 std::vector<std::string> MessageGroup::all_gather(const std::string& own) {
   // Through member 0: these are short, and it takes fewer messages than all to all.
-  const During all_of_it(call_, call_.empty() ? "all_gather" : call_);
+  const During all_of_it = naming(call_.empty() ? "all_gather" : call_);
   std::string lengths;
   std::string words;
   for (const Message& message : collect({{}, own}, 0)) {
@@ -245,7 +245,7 @@ std::vector<std::string> MessageGroup::all_gather(const std::string& own) {
 }
 
 void MessageGroup::barrier() {
-  const During all_of_it(call_, "barrier");
+  const During all_of_it = naming("barrier");
   all_gather(std::string());
 }
 

@@ -48,9 +48,8 @@ Message Transport::receive(RankId from, const Tag& tag, Timeout timeout, const P
 
 std::unique_ptr<Group> Transport::make_group(const std::vector<RankId>& members, Timeout timeout, std::string name) {
   const std::int32_t id = new_group_id();
-  const auto own = std::find(members.begin(), members.end(), rank());
-  if (own == members.end()) return nullptr;
-  if (auto group = channel_->make_group(members, static_cast<int>(own - members.begin()), name)) return group;
+  if (std::find(members.begin(), members.end(), rank()) == members.end()) return nullptr;
+  if (auto group = channel_->make_group(*this, members, id, timeout, name)) return group;
   return std::make_unique<MessageGroup>(*this, members, id, timeout, std::move(name));
 }
 

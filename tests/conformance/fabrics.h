@@ -9,12 +9,13 @@
 
 #include "conformance/delaying_channel.h"
 #include "conformance/loopback_group.h"
+#include "conformance/relocating_channel.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/c10d.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/message_group.h"
 #include "support/message_of.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 #include "support/patience.h"
 
 /// The transports under test. A new one adds a line to `fabrics`.
@@ -47,21 +48,42 @@ inline void run_delaying(int ranks, const std::function<void(Transport&)>& progr
   for (std::thread& thread : threads) thread.join();
 }
 
-inline void run_c10d(int ranks, const std::function<void(Transport&)>& program) {
+inline void run_sockets(int ranks, const std::function<void(Transport&)>& program) {
   const auto loopback = std::make_shared<Loopback>(ranks);
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      const C10dConnection connection(c10::make_intrusive<LoopbackGroup>(loopback, r, ranks), {});
+      const SocketConnection connection(
+          RankId(r), ranks, exchange_by(c10::make_intrusive<LoopbackGroup>(loopback, r, ranks), std::nullopt), {});
       program(*connection.transport());
     });
   }
   for (std::thread& thread : threads) thread.join();
 }
 
-inline void run_mpi(int ranks, const std::function<void(Transport&)>& program) {
+inline void run_processes(int ranks, const std::function<void(Transport&)>& program) {
   ASSERT_EQ(ranks, processes());
-  program(*MpiEnvironment::transport());
+  program(*ProcessEnvironment::transport());
+}
+
+/// The device that messages travel between; none: the host.
+inline std::optional<at::Device> test_device() { return processes() > 0 ? ProcessEnvironment::device() : std::nullopt; }
+
+[[maybe_unused]] inline const bool kRelocates = [] {
+  if (const auto device = test_device(); device && !device->is_cpu()) {
+    ProcessEnvironment::wrap() = [device](std::unique_ptr<Channel> inner) {
+      return std::make_unique<RelocatingChannel>(std::move(inner), *device);
+    };
+  }
+  return true;
+}();
+
+/// A group as a world has it, of these ranks.
+inline std::unique_ptr<Group> group_of(Transport& transport, const std::vector<RankId>& members) {
+  std::unique_ptr<Group> group = transport.make_group(members, kPatience);
+  const auto device = test_device();
+  if (group && device && !device->is_cpu()) return std::make_unique<RelocatingGroup>(std::move(group), *device);
+  return group;
 }
 
 struct Fabric {
@@ -72,8 +94,8 @@ struct Fabric {
 inline void PrintTo(const Fabric& fabric, std::ostream* out) { *out << fabric.name; }
 
 inline std::vector<Fabric> fabrics() {
-  if (processes() > 0) return {{"Mpi", run_mpi}};
-  return {{"Local", run_local}, {"Delaying", run_delaying}, {"C10d", run_c10d}};
+  if (processes() > 0) return {{"Processes", run_processes}};
+  return {{"Local", run_local}, {"Delaying", run_delaying}, {"Sockets", run_sockets}};
 }
 
 /// The transports that can have this number of ranks in this run.

@@ -151,7 +151,8 @@ TEST_P(RulesForTwo, TensorsThatCannotTravelAreRefusedAlike) {
 TEST_P(RulesForTwo, CollectivesTakeTensorsOfEveryKind) {
   run([](Transport& transport) {
     const int me = transport.rank().value;
-    MessageGroup group(transport, {RankId(0), RankId(1)}, transport.new_group_id(), kPatience);
+    const std::unique_ptr<Group> both = group_of(transport, {RankId(0), RankId(1)});
+    Group& group = *both;
     const auto kinds = kinds_of_tensors();
     for (std::size_t k = 0; k < kinds.size(); ++k) {
       const std::string& name = kinds[k].name;

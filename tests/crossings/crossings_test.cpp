@@ -12,7 +12,7 @@
 #include "one_device.h"
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/data_parallel/masters.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 #include "support/scratch_folder.h"
 
 namespace stagecraft::crossings {
@@ -219,7 +219,7 @@ class RankOfLayout {
 
 void run_world(const Layout& layout, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
+    World world(ProcessEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
     return program(world);
   }
   run_ranks({.ranks = layout.ranks, .replicas = layout.replicas, .threads_per_rank = 1, .timeout = kPatience}, program);
@@ -269,7 +269,7 @@ std::optional<std::uint64_t> number_in(const char* variable) {
 /// All processes draw the same cases, and stop after the same one.
 std::int64_t as_rank_zero_says(std::int64_t number) {
   if (processes() == 0) return number;
-  World world(MpiEnvironment::transport(), at::kCPU, kPatience);
+  World world(ProcessEnvironment::transport(), at::kCPU, kPatience);
   return std::stoll(world.everyone().broadcast(Message{{}, std::to_string(number)}, 0).header);
 }
 

@@ -11,7 +11,7 @@
 #include "models.h"
 #include "stagecraft/automatic/automatic.h"
 #include "support/every_setting.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 #include "support/patience.h"
 #include "support/schedule_names.h"
 
@@ -56,7 +56,7 @@ at::Tensor square_loss(const at::Tensor& output, const at::Tensor& target) { ret
 
 void run_everywhere(int ranks, int replicas, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), device(), kPatience, replicas);
+    World world(ProcessEnvironment::transport(), device(), kPatience, replicas);
     return program(world);
   }
   run_ranks({.ranks = ranks,

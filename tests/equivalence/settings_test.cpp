@@ -12,7 +12,7 @@
 #include "stagecraft/data_parallel/masters.h"
 #include "stagecraft/stagecraft.h"
 #include "support/every_setting.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 
 namespace stagecraft::equivalence {
 namespace {
@@ -204,7 +204,7 @@ void expect_one_device(const TrainingSetting& setting) {
     }
   };
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), device(), kPatience, setting.replicas);
+    World world(ProcessEnvironment::transport(), device(), kPatience, setting.replicas);
     return on_rank(world);
   }
   run_ranks({.ranks = setting.ranks,

@@ -13,6 +13,8 @@
 /// ranks) in the same way for all of them.
 namespace stagecraft {
 
+class Transport;
+
 /// A control message from the coordinator of one rank to that of another.
 struct Notice {
   enum class Kind : std::uint8_t {
@@ -84,9 +86,9 @@ class Channel {
   virtual void wake() = 0;
 
   /// A group that uses the transport's own collectives; null: a MessageGroup is used. All members call it with the same
-  /// members and name.
-  virtual std::unique_ptr<Group> make_group(const std::vector<RankId>& /*members*/, int /*place*/,
-                                            const std::string& /*name*/) {
+  /// members, id and name; MessageGroup says what they are.
+  virtual std::unique_ptr<Group> make_group(Transport& /*transport*/, const std::vector<RankId>& /*members*/,
+                                            std::int32_t /*id*/, Timeout /*timeout*/, const std::string& /*name*/) {
     return nullptr;
   }
 };

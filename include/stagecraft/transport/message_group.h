@@ -26,12 +26,18 @@ class MessageGroup : public Group {
   at::Tensor all_gather(const at::Tensor& own) override;
   at::Tensor reduce_scatter(const at::Tensor& tensor, Reduction reduction = Reduction::kSum) override;
 
+ protected:
+  /// Throws InvalidArgument for a tensor that cannot be reduced so.
+  void check_reduction(const at::Tensor& tensor, Reduction reduction) const;
+  /// While it lives, errors name this call for the collectives that it is made of. `call` must outlive it.
+  During naming(std::string_view call) { return {call_, call}; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+
  private:
   class Collective;
 
   [[nodiscard]] std::string text() const;
   void check_place(int place) const;
-  void check_reduction(const at::Tensor& tensor, Reduction reduction) const;
   /// Reduces the tensors of all members, given by place.
   [[nodiscard]] static at::Tensor reduced(const std::vector<at::Tensor>& parts, Reduction reduction);
 

@@ -43,8 +43,9 @@ class ProcessGroupWorld : public WorldBox {
                     at::Device device)
       : WorldBox(nullptr), activity_(std::make_shared<Activity>()), signals_(std::make_shared<Signals>()) {
     { const RankScope once(device, at::get_num_threads()); }  // makes the allocator keep memory between microbatches
-    connection_.emplace(group, C10dConnection::Options{device, [activity = activity_] { return activity->text(); },
-                                                       [signals = signals_] { signals->check(); }});
+    connection_.emplace(RankId(group->getRank()), group->getSize(), exchange_by(group, device),
+                        SocketConnection::Options{device, [activity = activity_] { return activity->text(); },
+                                                  [signals = signals_] { signals->check(); }, timeout});
     own_ = std::make_unique<World>(connection_->transport(), device, timeout, replicas, activity_);
     world_ = own_.get();
     const std::lock_guard lock(all().mutex);
@@ -88,7 +89,7 @@ class ProcessGroupWorld : public WorldBox {
 
   std::shared_ptr<Activity> activity_;
   std::shared_ptr<Signals> signals_;
-  std::optional<C10dConnection> connection_;
+  std::optional<SocketConnection> connection_;
   std::unique_ptr<World> own_;
 };
 

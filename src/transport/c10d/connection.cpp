@@ -1,96 +1,83 @@
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <atomic>
+#include <algorithm>
+#include <cstring>
 
-#include "c10d_channel.h"
-#include "coordinator.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/core/identity.h"
 #include "stagecraft/transport/c10d.h"
 
 namespace stagecraft {
 namespace {
 
-using c10d_transport::C10dChannel;
-using c10d_transport::Line;
-using Clock = std::chrono::steady_clock;
-
-// Far from the tags that programs use: 0, or a small number.
-constexpr int kFirstTag = 0x5c000000;
-constexpr int kTagPairs = 1 << 20;
-
-/// A pair of tags that no world of these ranks has had: receives that a world has left behind would take the messages
-/// of the next one. Also compares the versions of all ranks. All of them call it.
-int agree_on_tag(::c10d::ProcessGroup& group) {
-  static std::atomic<std::int64_t> last = 0;
-  std::int64_t version_code = 0;
-  for (const char letter : version()) version_code = version_code * 131 + static_cast<unsigned char>(letter);
-  // The largest number, and the largest and smallest version, by one maximum.
-  std::vector<at::Tensor> tensors{at::tensor({last.load() + 1, version_code, -version_code}, at::kLong)};
-  try {
-    ::c10d::AllreduceOptions options;
-    options.reduceOp = ::c10d::ReduceOp::MAX;
-    group.allreduce(tensors, options)->wait();
-  } catch (const c10::Error& error) {
-    throw TransportError(std::string("the process group cannot exchange tensors of the host: ") +
-                             error.what_without_backtrace() + "; make it with a backend for the CPU, such as gloo",
-                         RankId(group.getRank()));
-  } catch (const std::exception& error) {
-    throw TransportError(std::string("not all ranks of the process group have come to make a world: ") + error.what(),
-                         RankId(group.getRank()));
-  }
-  const auto* agreed = tensors[0].const_data_ptr<std::int64_t>();
-  if (agreed[1] != -agreed[2]) {
-    throw TransportError("the ranks run different versions of Stagecraft, this one " + std::string(version()) +
-                             ": install the same everywhere",
-                         RankId(group.getRank()));
-  }
-  last = agreed[0];
-  return kFirstTag + 2 * static_cast<int>(agreed[0] % kTagPairs);
-}
+/// The longest text that ranks of a group exchange.
+constexpr std::int64_t kRoom = 1024;
 
 }  // namespace
 
-class C10dConnection::Implementation {
- public:
-  C10dChannel* channel = nullptr;  // owned by the transport
-  std::vector<std::shared_ptr<Line>> lines;
-  bool has_left = false;
-};
-
-C10dConnection::C10dConnection(c10::intrusive_ptr<::c10d::ProcessGroup> group, Options options)
-    : implementation_(std::make_unique<Implementation>()) {
-  const int tag = agree_on_tag(*group);
-  auto channel = std::make_unique<C10dChannel>(group, tag, options.device, std::move(options.while_waiting));
-  implementation_->channel = channel.get();
-  for (const auto& line : channel->lines()) {
-    if (line) implementation_->lines.push_back(line);
-  }
-  transport_ = std::make_shared<Transport>(std::move(channel), std::move(options.activity));
-  implementation_->channel->start([coordinator = &transport_->coordinator()](RankId rank, const std::string& text) {
-    coordinator->lose(rank, text);
-  });
+// By a maximum, which every backend has: each rank fills its own row.
+SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::ProcessGroup> group,
+                                       const std::optional<at::Device>& device) {
+  return [group = std::move(group), device](const std::string& own) {
+    const RankId rank(group->getRank());
+    if (static_cast<std::int64_t>(own.size()) >= kRoom) throw InternalError("a rank has too much to say: " + own);
+    const at::Tensor rows = at::zeros({group->getSize(), kRoom}, at::kByte);
+    std::memcpy(rows[rank.value].data_ptr(), own.data(), own.size());
+    at::Tensor shared = rows;
+    const auto reduce = [&](const at::Tensor& tensor) {
+      std::vector<at::Tensor> tensors{tensor};
+      ::c10d::AllreduceOptions options;
+      options.reduceOp = ::c10d::ReduceOp::MAX;
+      group->allreduce(tensors, options)->wait();
+      shared = tensors[0].cpu();
+    };
+    try {
+      try {
+        reduce(rows);
+      } catch (const c10::Error& error) {
+        // A group of NCCL alone takes no tensors of the host.
+        if (!device || device->is_cpu()) throw;
+        reduce(rows.to(*device));
+      }
+    } catch (const c10::Error& error) {
+      throw TransportError(std::string("the process group cannot exchange tensors: ") + error.what_without_backtrace() +
+                               "; make it with a backend for the CPU, such as gloo, or for the device",
+                           rank);
+    } catch (const std::exception& error) {
+      throw TransportError(std::string("not all ranks of the process group have come to make a world: ") + error.what(),
+                           rank);
+    }
+    std::vector<std::string> all;
+    for (std::int64_t r = 0; r < group->getSize(); ++r) {
+      all.emplace_back(static_cast<const char*>(shared[r].const_data_ptr()));  // ends with a zero
+    }
+    return all;
+  };
 }
 
-C10dConnection::~C10dConnection() { leave(std::nullopt, std::chrono::seconds(5)); }
-
-void C10dConnection::leave(const std::optional<std::string>& failure, Timeout patience) {
-  if (implementation_->has_left) return;
-  implementation_->has_left = true;
-  transport_->depart(failure);
-  implementation_->channel->say_goodbye();
-  const auto until = Clock::now() + patience;
-  for (const auto& line : implementation_->lines) {
-    if (!line->wait_until_sent(until)) return;
-  }
-}
-
-bool C10dConnection::wait_for_others(Timeout patience) {
-  const auto until = Clock::now() + patience;
-  for (const auto& line : implementation_->lines) {
-    if (!line->wait_until_over(until)) return false;
-  }
-  return true;
+SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::Store> store, RankId rank, int ranks, std::string name,
+                                       Timeout timeout) {
+  return [store = std::move(store), rank, ranks, name = std::move(name), timeout](const std::string& own) {
+    const auto key = [&](int r) { return "stagecraft/" + name + "/" + std::to_string(r); };
+    std::vector<std::string> all;
+    int r = 0;
+    try {
+      store->setTimeout(timeout);
+      store->set(key(rank.value), std::vector<std::uint8_t>(own.begin(), own.end()));
+      for (; r < ranks; ++r) {
+        const std::vector<std::uint8_t> bytes = store->get(key(r));
+        all.emplace_back(bytes.begin(), bytes.end());
+      }
+    } catch (const std::exception& error) {
+      const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+      const std::string why = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+      throw TransportError("rank " + std::to_string(rank.value) + " has not found rank " + std::to_string(r) +
+                               " in the store of the launcher: " + why.substr(0, why.find('\n')),
+                           RankId(r));
+    }
+    return all;
+  };
 }
 
 }  // namespace stagecraft

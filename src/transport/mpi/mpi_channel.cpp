@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "mpi_call.h"
-#include "out_of_memory.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 #include "tensor_kinds.h"
+#include "wire/out_of_memory.h"
 
 namespace stagecraft::mpi {
 namespace {

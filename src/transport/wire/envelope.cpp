@@ -63,12 +63,12 @@ at::Tensor as_memory(const at::Tensor& tensor) {
 
 namespace {
 
-constexpr unsigned kDefined = 1, kWantsGradient = 2, kInline = 4, kMeta = 8, kHasStrides = 16;
+constexpr unsigned kDefined = 1, kWantsGradient = 2, kInline = 4, kMeta = 8, kHasStrides = 16, kOnHost = 32;
 
 std::uint8_t flags_of(const TensorForm& form) {
   const unsigned flags = (form.is_defined ? kDefined : 0U) | (form.wants_gradient ? kWantsGradient : 0U) |
                          (form.is_inline ? kInline : 0U) | (form.is_meta ? kMeta : 0U) |
-                         (form.strides.empty() ? 0U : kHasStrides);
+                         (form.strides.empty() ? 0U : kHasStrides) | (form.is_on_host ? kOnHost : 0U);
   return static_cast<std::uint8_t>(flags);
 }
 
@@ -127,6 +127,7 @@ Description get_description(Reader& in) {
     form.wants_gradient = (flags & kWantsGradient) != 0;
     form.is_inline = (flags & kInline) != 0;
     form.is_meta = (flags & kMeta) != 0;
+    form.is_on_host = (flags & kOnHost) != 0;
     form.type = in.get<at::ScalarType>();
     const auto dimensions = in.get<std::uint32_t>();
     form.sizes = in.numbers(dimensions);

@@ -11,7 +11,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/stagecraft.h"
 #include "support/message_of.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 #include "support/scratch_folder.h"
 
 /// What the tests of checkpoints share. They run with ranks as threads and, under mpirun, as processes.
@@ -26,7 +26,7 @@ struct Layout {
 
 inline void run_on(const Layout& layout, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
+    World world(ProcessEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
     return program(world);
   }
   run_ranks({.ranks = layout.ranks,

@@ -8,15 +8,15 @@
 #include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/what_if.h"
 #include "stagecraft/stagecraft.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 
 namespace stagecraft {
 namespace {
 
 constexpr int kStages = 4;
 constexpr int kLayers = 4;  // of a stage
-constexpr std::int64_t kWidth = 64;
-constexpr std::int64_t kRows = 96;  // of a microbatch
+constexpr std::int64_t kWidth = 32;
+constexpr std::int64_t kRows = 48;  // of a microbatch
 // How far a reduction of gradients overlaps the next stage depends on the machine, not on the schedule: so many that the
 // gradients of one stage are a small part of the whole.
 constexpr int kMicrobatches = 48;
@@ -103,7 +103,7 @@ void expect_simulated(World& world, Shard shard) {
 TEST(CountedBytes, AreThoseOfTheSimulator) {
   bench::count_bytes();
   if (processes() > 0) {
-    World world(MpiEnvironment::transport(), at::kCPU, kPatience, /*replicas=*/processes());
+    World world(ProcessEnvironment::transport(), at::kCPU, kPatience, /*replicas=*/processes());
     for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients, Shard::kParameters}) {
       expect_simulated(world, shard);
     }

@@ -1,14 +1,17 @@
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "envelope.h"
 #include "stagecraft/transport/channel.h"
-#include "wire/envelope.h"
 
 namespace stagecraft::wire {
 
@@ -23,6 +26,8 @@ class Mailbox {
     std::uint64_t step = 0;
     Envelope envelope;
     std::vector<at::Tensor> tensors;
+    std::exception_ptr failure = {};         ///< Why it could not be received, if so.
+    std::optional<c10::Event> written = {};  ///< Of tensors that a device has still to write.
   };
 
   /// Announces a message whose tensors are still coming. Returns false for one of a failed step, which is to be

@@ -1,13 +1,15 @@
-#include "c10d_channel.h"
+#include "socket_channel.h"
 
 #include <algorithm>
 #include <thread>
 
+#include "nccl/nccl_group.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/streams.h"
 
-namespace stagecraft::c10d_transport {
+namespace stagecraft::sockets {
 
-struct C10dChannel::Ears {
+struct SocketChannel::Ears {
   std::mutex mutex;
   Listener listener;
   Loss lose;
@@ -40,12 +42,13 @@ struct C10dChannel::Ears {
   }
 };
 
-C10dChannel::C10dChannel(const GroupPtr& group, int tag, std::optional<at::Device> device,
-                         std::function<void()> while_waiting)
-    : rank_(group->getRank()),
-      ranks_(group->getSize()),
+SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::optional<at::Device> device,
+                             std::shared_ptr<nccl::Watch> nccl, std::function<void()> while_waiting)
+    : rank_(rank),
+      ranks_(static_cast<int>(sockets.size())),
       device_(device),
       while_waiting_(std::move(while_waiting)),
+      nccl_(std::move(nccl)),
       mailbox_(std::make_shared<wire::Mailbox>()),
       ears_(std::make_shared<Ears>()) {
   const auto reports = std::make_shared<Line::Reports>(
@@ -54,23 +57,25 @@ C10dChannel::C10dChannel(const GroupPtr& group, int tag, std::optional<at::Devic
                       ears->hear(from, notice);
                       mailbox->wake();
                     },
-                    [ears = ears_](RankId rank, const std::string& text) { ears->report_loss(rank, text); }});
+                    [ears = ears_](RankId lost, const std::string& text) { ears->report_loss(lost, text); }});
   for (int r = 0; r < ranks_; ++r) {
-    lines_.push_back(RankId(r) == rank_ ? nullptr : std::make_shared<Line>(group, RankId(r), tag, reports));
+    Socket& socket = sockets[RankId(r).index()];
+    const bool is_own = RankId(r) == rank_;
+    lines_.push_back(is_own ? nullptr : std::make_shared<Line>(std::move(socket), rank_, RankId(r), reports, nccl_));
     ears_->lines.emplace_back(lines_.back());
   }
 }
 
-C10dChannel::~C10dChannel() { say_goodbye(); }
+SocketChannel::~SocketChannel() { say_goodbye(); }
 
-void C10dChannel::start(Loss lose) {
+void SocketChannel::start(Loss lose) {
   ears_->lose = std::move(lose);
   for (const auto& line : lines_) {
     if (line) line->start();
   }
 }
 
-void C10dChannel::say_goodbye() {
+void SocketChannel::say_goodbye() {
   {
     const std::lock_guard lock(ears_->mutex);
     ears_->lose = nullptr;
@@ -80,12 +85,12 @@ void C10dChannel::say_goodbye() {
   }
 }
 
-void C10dChannel::listen(Listener listener) {
+void SocketChannel::listen(Listener listener) {
   const std::lock_guard lock(ears_->mutex);
   ears_->listener = std::move(listener);
 }
 
-void C10dChannel::send(RankId to, const Tag& tag, Message message, std::uint64_t step) {
+void SocketChannel::send(RankId to, const Tag& tag, Message message, std::uint64_t step) {
   wire::Envelope envelope;
   envelope.step = step;
   envelope.tag = tag;
@@ -93,26 +98,44 @@ void C10dChannel::send(RankId to, const Tag& tag, Message message, std::uint64_t
   if (to != rank_) return lines_[to.index()]->send(std::move(envelope), std::move(message));
   std::vector<wire::SparseForm> sparse = wire::take_apart(message.tensors);
   wire::find_description({}, envelope, message, std::move(sparse));
-  mailbox_->deliver({rank_, tag, step, std::move(envelope), std::move(message.tensors)});
+  wire::Mailbox::Entry entry{rank_, tag, step, std::move(envelope), std::move(message.tensors)};
+  for (const at::Tensor& tensor : entry.tensors) {
+    if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta() || entry.written) continue;
+    entry.written.emplace(tensor.device().type()).record(current_stream(tensor.device()));
+  }
+  mailbox_->deliver(std::move(entry));
 }
 
-std::optional<Message> C10dChannel::take(RankId from, const Tag& tag) {
+std::optional<Message> SocketChannel::take(RankId from, const Tag& tag) {
   std::optional<wire::Mailbox::Entry> entry = mailbox_->take(from, tag);
   if (!entry) return std::nullopt;
+  if (entry->failure) std::rethrow_exception(entry->failure);
+  // An empty tensor of a device says that its sender has read what it got. It got copies: what counts is that they are made.
+  const auto says_so = [](const wire::TensorForm& form) {
+    return form.is_defined && !form.is_on_host && !form.is_meta && form.bytes() == 0;
+  };
+  const std::vector<wire::TensorForm>& forms = entry->envelope.description->tensors;
+  if (nccl_ && from != rank_ && std::any_of(forms.begin(), forms.end(), says_so)) lines_[from.index()]->wait_for_reads();
+  if (entry->written) entry->written->block(current_stream(entry->written->device()));
+  for (const at::Tensor& tensor : entry->tensors) {
+    if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
+    c10::impl::VirtualGuardImpl(tensor.device().type())
+        .recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream(tensor.device()));
+  }
   return wire::to_message(std::move(entry->envelope), std::move(entry->tensors), device_);
 }
 
-void C10dChannel::end_step(std::uint64_t next, bool failed) {
+void SocketChannel::end_step(std::uint64_t next, bool failed) {
   if (failed) mailbox_->drop_before(next);
 }
 
-void C10dChannel::tell(RankId to, const Notice& notice) {
+void SocketChannel::tell(RankId to, const Notice& notice) {
   if (to != rank_) return lines_[to.index()]->send(Ears::to_envelope(notice), {});
   ears_->hear(rank_, notice);
   mailbox_->wake();
 }
 
-void C10dChannel::wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) {
+void SocketChannel::wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) {
   constexpr auto kOften = std::chrono::milliseconds(100);
   // A message often comes within microseconds, sooner than a sleeping thread wakes up. Others that need the core get it.
   constexpr auto kSpin = std::chrono::microseconds(100);
@@ -126,4 +149,10 @@ void C10dChannel::wait_for_news(std::uint64_t seen, Clock::time_point since, Clo
   mailbox_->wait_for_news(seen, std::min<Clock::time_point>(until, now + kOften));
 }
 
-}  // namespace stagecraft::c10d_transport
+std::unique_ptr<Group> SocketChannel::make_group(Transport& transport, const std::vector<RankId>& members,
+                                                 std::int32_t id, Timeout timeout, const std::string& name) {
+  if (!nccl_ || members.size() < 2) return nullptr;
+  return std::make_unique<nccl::NcclGroup>(transport, nccl_, members, id, timeout, name);
+}
+
+}  // namespace stagecraft::sockets

@@ -7,18 +7,21 @@
 #include "line.h"
 #include "stagecraft/transport/channel.h"
 
-namespace stagecraft::c10d_transport {
+namespace stagecraft::sockets {
 
-/// A rank's end of a process group: a line to each other rank, and what has arrived on all of them.
-class C10dChannel : public Channel {
+/// A line to each other rank, and what has arrived on all of them.
+class SocketChannel : public Channel {
  public:
   using Loss = std::function<void(RankId rank, const std::string& text)>;
 
-  C10dChannel(const GroupPtr& group, int tag, std::optional<at::Device> device, std::function<void()> while_waiting);
+  /// `sockets`: to the other ranks, by rank; that of this one is closed. `nccl`: null if tensors of a device travel by
+  /// way of the host.
+  SocketChannel(RankId rank, std::vector<Socket> sockets, std::optional<at::Device> device,
+                std::shared_ptr<nccl::Watch> nccl, std::function<void()> while_waiting);
   /// Stops reporting. Lines that are not over go on by themselves.
-  ~C10dChannel() override;
-  C10dChannel(const C10dChannel&) = delete;
-  C10dChannel& operator=(const C10dChannel&) = delete;
+  ~SocketChannel() override;
+  SocketChannel(const SocketChannel&) = delete;
+  SocketChannel& operator=(const SocketChannel&) = delete;
 
   /// Starts receiving; called once, after `listen`. `lose` is called when the process of a rank is gone.
   void start(Loss lose);
@@ -40,6 +43,8 @@ class C10dChannel : public Channel {
   std::uint64_t news() override { return mailbox_->news(); }
   void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override;
   void wake() override { mailbox_->wake(); }
+  std::unique_ptr<Group> make_group(Transport& transport, const std::vector<RankId>& members, std::int32_t id,
+                                    Timeout timeout, const std::string& name) override;
 
  private:
   /// What the threads of the lines report to, with or without the channel.
@@ -49,9 +54,10 @@ class C10dChannel : public Channel {
   int ranks_;
   std::optional<at::Device> device_;
   std::function<void()> while_waiting_;
+  std::shared_ptr<nccl::Watch> nccl_;
   std::shared_ptr<wire::Mailbox> mailbox_;
   std::shared_ptr<Ears> ears_;
   std::vector<std::shared_ptr<Line>> lines_;  // by rank; null for this one
 };
 
-}  // namespace stagecraft::c10d_transport
+}  // namespace stagecraft::sockets

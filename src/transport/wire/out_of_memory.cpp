@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-namespace stagecraft::mpi {
+namespace stagecraft::wire {
 namespace {
 
 std::string words_of(const std::exception& reason) {
@@ -33,4 +33,4 @@ OutOfMemory::OutOfMemory(RankId own, RankId from, const Envelope& envelope, cons
                          const std::exception& reason)
     : TransportError(out_of_memory_text(own, from, envelope, form, reason), from) {}
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

@@ -2,12 +2,10 @@
 
 #include <exception>
 
+#include "envelope.h"
 #include "stagecraft/core/error.h"
-#include "wire/envelope.h"
 
-namespace stagecraft::mpi {
-
-using namespace wire;
+namespace stagecraft::wire {
 
 /// Thrown when this rank has no room for a message that another has sent; its `peer` is the sender.
 class OutOfMemory : public TransportError {
@@ -16,4 +14,4 @@ class OutOfMemory : public TransportError {
   OutOfMemory(RankId own, RankId from, const Envelope& envelope, const TensorForm* form, const std::exception& reason);
 };
 
-}  // namespace stagecraft::mpi
+}  // namespace stagecraft::wire

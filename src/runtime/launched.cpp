@@ -1,0 +1,117 @@
+#include "launched.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "stagecraft/core/error.h"
+
+namespace stagecraft {
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(const Variables& variables) : variables_(variables) {}
+
+  [[nodiscard]] bool has(const char* name) const { return !text(name).empty(); }
+  [[nodiscard]] std::string text(const char* name) const {
+    const char* value = variables_(name);
+    return value == nullptr ? "" : value;
+  }
+  /// The first of these variables that is set.
+  [[nodiscard]] std::string first_of(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (has(name)) return text(name);
+    }
+    return {};
+  }
+  [[nodiscard]] int number(const char* name, int least, int most) const {
+    const std::string value = text(name);
+    int result = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+    if (error != std::errc() || end != value.data() + value.size() || result < least || result > most) {
+      throw InvalidArgument(std::string("the variable ") + name + " is '" + value + "', and should be a number from " +
+                            std::to_string(least) + " to " + std::to_string(most) +
+                            ": start the program by a launcher that sets it, or unset it");
+    }
+    return result;
+  }
+  [[nodiscard]] int number_or(const char* name, int otherwise, int least, int most) const {
+    return has(name) ? number(name, least, most) : otherwise;
+  }
+
+ private:
+  const Variables& variables_;
+};
+
+constexpr int kManyRanks = 1 << 20;
+
+/// A port that depends on the job: two jobs on a host rarely get the same.
+int port_of(const std::string& job) {
+  unsigned hash = 2166136261U;
+  for (const char letter : job) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619U;
+  return 20000 + static_cast<int>(hash % 20000U);
+}
+
+void read_ranks(const Reader& in, Launched& out, const char* rank, const char* ranks, const char* local_rank,
+                const char* local_ranks) {
+  out.ranks = in.number(ranks, 1, kManyRanks);
+  out.rank = in.number(rank, 0, out.ranks - 1);
+  out.local_ranks = in.number_or(local_ranks, 1, 1, kManyRanks);
+  out.local_rank = in.number_or(local_rank, 0, 0, kManyRanks);
+}
+
+/// Where rank 0 listens, unless the launcher says so itself.
+void read_master(const Reader& in, Launched& out, const std::string& host) {
+  out.host = in.has("MASTER_ADDR") ? in.text("MASTER_ADDR") : host;
+  out.port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535) : port_of(out.job);
+  if (out.host.empty()) {
+    throw InvalidArgument("this process is rank " + std::to_string(out.rank) + " of " + std::to_string(out.ranks) +
+                          ", started by " + out.by + " on several hosts, and does not know where rank 0 is: set MASTER_ADDR to "
+                          "the host of rank 0, and MASTER_PORT to a free port of it");
+  }
+}
+
+}  // namespace
+
+std::string first_host(const std::string& list) {
+  const auto bracket = list.find_first_of("[,");
+  if (bracket == std::string::npos || list[bracket] == ',') return list.substr(0, bracket);
+  const auto end = list.find_first_of("-,]", bracket);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
+}
+
+std::optional<Launched> launched_by(const Variables& variables) {
+  const Reader in(variables);
+  Launched out;
+  if (in.has("RANK") && in.has("WORLD_SIZE") && in.has("MASTER_ADDR") && in.has("MASTER_PORT")) {
+    out.by = "torchrun";
+    read_ranks(in, out, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    out.has_store = in.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    out.job = in.text("TORCHELASTIC_RUN_ID") + "/" + in.text("TORCHELASTIC_RESTART_COUNT");
+    read_master(in, out, "");
+    return out;
+  }
+  // A script of sbatch has SLURM_PROCID too, but is not a task of a step.
+  if (in.has("SLURM_PROCID") && in.has("SLURM_STEP_NUM_TASKS") && in.has("SLURM_STEP_NODELIST")) {
+    out.by = "Slurm";
+    read_ranks(in, out, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE");
+    out.local_ranks = std::max(out.local_ranks, out.local_rank + 1);
+    out.job = in.text("SLURM_JOB_ID") + "." + in.text("SLURM_STEP_ID");
+    read_master(in, out, first_host(in.text("SLURM_STEP_NODELIST")));
+    return out;
+  }
+  const bool is_open_mpi = in.has("OMPI_COMM_WORLD_RANK") && in.has("OMPI_COMM_WORLD_SIZE");
+  if (!is_open_mpi && !(in.has("PMI_RANK") && in.has("PMI_SIZE"))) return std::nullopt;
+  out.by = "mpirun";
+  if (is_open_mpi) {
+    read_ranks(in, out, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+               "OMPI_COMM_WORLD_LOCAL_SIZE");
+  } else {
+    read_ranks(in, out, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
+  }
+  out.job = in.first_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDI_CONTROL_FD"});
+  read_master(in, out, out.local_ranks == out.ranks ? "127.0.0.1" : "");
+  return out;
+}
+
+}  // namespace stagecraft

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "library.h"
+#include "stagecraft/core/error.h"
+#include "stagecraft/core/ids.h"
+
+namespace stagecraft::nccl {
+
+using Clock = std::chrono::steady_clock;
+
+/// A new id, by which ranks find each other. One of them makes it and tells the others.
+std::string new_id();
+
+/// Some ranks that NCCL connects, with a stream of its own on this rank's device. What is issued to it runs in that order
+/// on all of them; the host waits only for the connection.
+class Communicator {
+ public:
+  /// Begins to connect, in a thread of its own: when a rank dies in the meantime, that call may never return. `members`:
+  /// of the world, in the order of this communicator; `place`: this rank's among them.
+  Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place);
+  /// Ends what is still running.
+  ~Communicator() { abort(); }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
+  [[nodiscard]] const c10::Stream& stream() const;
+  /// Whether all ranks are connected, `until` at the latest. Throws TransportError when that has failed.
+  bool wait_until_connected(Clock::time_point until);
+
+  using Operation = std::function<void(const Library& nccl, Comm comm, Stream stream)>;
+  /// Issues operations to the stream; `what` names them if they do not end. Throws TransportError after `abort`.
+  void issue(std::string what, const Operation& operation);
+
+  /// Something that was issued and has not ended for longer than `limit`.
+  [[nodiscard]] std::optional<std::string> overdue(Clock::duration limit);
+  /// Whether all that was issued has ended.
+  [[nodiscard]] bool is_idle() { return !overdue(Clock::duration::zero()); }
+  /// Ends what is running on the device, with any result. May be called while another thread uses it.
+  void abort();
+
+ private:
+  /// What the thread that connects needs, also when it is left alone.
+  struct Connection;
+  [[nodiscard]] TransportError ended() const;
+  struct Issued {
+    std::string what;
+    Clock::time_point since;
+    c10::Event end;
+  };
+
+  std::vector<RankId> members_;
+  std::shared_ptr<Connection> connection_;
+  std::mutex issuing_;
+  std::mutex mutex_;  // guards what follows
+  std::deque<Issued> in_flight_;
+};
+
+/// A stream that nothing else uses. Those of LibTorch's pool are given out again and again: an operation that waits for
+/// another rank would hold up whoever has the same one.
+c10::Stream unshared_stream(c10::Device device);
+
+}  // namespace stagecraft::nccl

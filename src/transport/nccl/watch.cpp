@@ -1,0 +1,75 @@
+#include "watch.h"
+
+namespace stagecraft::nccl {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{50};
+
+}  // namespace
+
+Watch::~Watch() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+    stopped_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watch::start(Report report) {
+  thread_ = std::thread([this, report = std::move(report)] { run(report); });
+}
+
+std::shared_ptr<Communicator> Watch::connect(const std::string& id, std::vector<RankId> members, int place) {
+  auto communicator = std::make_shared<Communicator>(device_, id, std::move(members), place);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(known_, [](const auto& one) { return one.expired(); });
+  known_.push_back(communicator);
+  if (is_aborted_) communicator->abort();
+  return communicator;
+}
+
+std::vector<std::shared_ptr<Communicator>> Watch::all() {
+  std::vector<std::shared_ptr<Communicator>> alive;
+  const std::lock_guard lock(mutex_);
+  for (const auto& one : known_) {
+    if (auto communicator = one.lock()) alive.push_back(std::move(communicator));
+  }
+  return alive;
+}
+
+void Watch::run(const Report& report) {
+  std::unique_lock lock(mutex_);
+  while (!stopped_.wait_for(lock, kLook, [&] { return is_over_ || is_aborted_; })) {
+    lock.unlock();
+    for (const auto& communicator : all()) {
+      const std::optional<std::string> what = communicator->overdue(limit_);
+      if (!what) continue;
+      const auto seconds = std::chrono::duration<double>(limit_).count();
+      std::string text = "waited " + std::to_string(seconds).substr(0, 5) + " s on the device for " + *what;
+      report(communicator->members(), text);
+      abort_all();
+      return;
+    }
+    lock.lock();
+  }
+}
+
+bool Watch::wait_until_idle(Clock::time_point until) {
+  while (true) {
+    bool is_idle = true;
+    for (const auto& communicator : all()) is_idle = communicator->is_idle() && is_idle;
+    if (is_idle || Clock::now() >= until) return is_idle;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Watch::abort_all() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_aborted_ = true;
+  }
+  for (const auto& communicator : all()) communicator->abort();
+}
+
+}  // namespace stagecraft::nccl

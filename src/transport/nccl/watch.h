@@ -1,0 +1,56 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "communicator.h"
+
+namespace stagecraft::nccl {
+
+/// All communicators of one rank. A thread looks whether what was issued to them ends: the device waits for another rank
+/// without a limit of its own, and the host waits for the device.
+class Watch {
+ public:
+  /// `members`: of the communicator that stands still.
+  using Report = std::function<void(const std::vector<RankId>& members, const std::string& text)>;
+
+  Watch(c10::Device device, std::chrono::milliseconds limit) : device_(device), limit_(limit) {}
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  [[nodiscard]] c10::Device device() const { return device_; }
+  /// The longest that one rank waits for another.
+  [[nodiscard]] std::chrono::milliseconds limit() const { return limit_; }
+
+  /// Called once. `report` is called when an operation has not ended within the limit, at most once.
+  void start(Report report);
+  /// A new communicator, under watch. After `abort_all`, one that is aborted.
+  std::shared_ptr<Communicator> connect(const std::string& id, std::vector<RankId> members, int place);
+  /// Whether all operations have ended by then.
+  [[nodiscard]] bool wait_until_idle(Clock::time_point until);
+  /// Ends all operations, with any result. No others can be issued.
+  void abort_all();
+
+ private:
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> all();
+  void run(const Report& report);
+
+  c10::Device device_;
+  std::chrono::milliseconds limit_;
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  std::vector<std::weak_ptr<Communicator>> known_;
+  bool is_over_ = false;
+  bool is_aborted_ = false;
+  std::thread thread_;
+};
+
+}  // namespace stagecraft::nccl

@@ -1,0 +1,103 @@
+#include "launched.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "stagecraft/core/error.h"
+#include "support/message_of.h"
+
+namespace stagecraft {
+namespace {
+
+using testing::HasSubstr;
+using Values = std::map<std::string, std::string>;
+
+std::optional<Launched> launched(const Values& values) {
+  return launched_by([&](const char* name) -> const char* {
+    const auto found = values.find(name);
+    return found == values.end() ? nullptr : found->second.c_str();
+  });
+}
+
+const Values kTorchrun = {{"RANK", "5"},        {"WORLD_SIZE", "8"},
+                          {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "4"},
+                          {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}};
+
+Values with(Values values, const Values& more) {
+  for (const auto& [name, value] : more) values[name] = value;
+  return values;
+}
+
+TEST(Launched, ByNobody) {
+  EXPECT_FALSE(launched({}));
+  EXPECT_FALSE(launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}));  // nobody says where rank 0 is
+  // A script of sbatch is no task.
+  EXPECT_FALSE(launched({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_NODELIST", "n[1-2]"}}));
+}
+
+TEST(Launched, ByTorchrun) {
+  const auto found = launched(kTorchrun);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->by, "torchrun");
+  EXPECT_EQ(found->rank, 5);
+  EXPECT_EQ(found->ranks, 8);
+  EXPECT_EQ(found->local_rank, 1);
+  EXPECT_EQ(found->local_ranks, 4);
+  EXPECT_EQ(found->host, "a");
+  EXPECT_EQ(found->port, 29500);
+  EXPECT_FALSE(found->has_store);
+  EXPECT_TRUE(launched(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))->has_store);
+}
+
+TEST(Launched, AgainByTorchrunIsAnotherJob) {
+  const auto first = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}));
+  const auto second = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}));
+  EXPECT_NE(first->job, second->job);
+}
+
+TEST(Launched, BySlurm) {
+  const Values values = {{"SLURM_PROCID", "3"},   {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "1"},
+                         {"SLURM_JOB_ID", "977"}, {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+                         {"SLURM_NTASKS_PER_NODE", "2"}};
+  const auto found = launched(values);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->by, "Slurm");
+  EXPECT_EQ(found->rank, 3);
+  EXPECT_EQ(found->ranks, 4);
+  EXPECT_EQ(found->local_ranks, 2);
+  EXPECT_EQ(found->host, "gpu07");
+  EXPECT_EQ(found->port, launched(with(values, {{"SLURM_PROCID", "0"}}))->port);  // all ranks find the same
+  EXPECT_NE(found->port, launched(with(values, {{"SLURM_STEP_ID", "1"}}))->port);
+  EXPECT_EQ(launched(with(values, {{"MASTER_PORT", "1234"}}))->port, 1234);
+}
+
+TEST(Launched, ByMpirun) {
+  const Values values = {{"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_SIZE", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  EXPECT_EQ(launched(values)->host, "127.0.0.1");
+  const Values apart = with(values, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  EXPECT_THAT(message_of([&] { launched(apart); }), HasSubstr("set MASTER_ADDR"));
+  EXPECT_EQ(launched(with(apart, {{"MASTER_ADDR", "b"}}))->host, "b");
+  EXPECT_EQ(launched({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}})->ranks, 1);
+}
+
+TEST(Launched, RefusesWhatCannotBe) {
+  EXPECT_THAT(message_of([&] { launched(with(kTorchrun, {{"RANK", "8"}})); }), HasSubstr("RANK is '8', and should be a number from 0 to 7"));
+  EXPECT_THAT(message_of([&] { launched(with(kTorchrun, {{"WORLD_SIZE", "many"}})); }), HasSubstr("WORLD_SIZE is 'many'"));
+  EXPECT_THAT(message_of([&] { launched(with(kTorchrun, {{"MASTER_PORT", "70000"}})); }), HasSubstr("65535"));
+}
+
+TEST(Launched, FirstHostOfAList) {
+  EXPECT_EQ(first_host("node7"), "node7");
+  EXPECT_EQ(first_host("node7,node9"), "node7");
+  EXPECT_EQ(first_host("node[07-09,12],other"), "node07");
+  EXPECT_EQ(first_host("node[3,5]"), "node3");
+  EXPECT_EQ(first_host("rack[1-2]"), "rack1");
+}
+
+}  // namespace
+}  // namespace stagecraft
