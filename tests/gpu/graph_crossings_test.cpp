@@ -265,11 +265,11 @@ TEST_F(GraphCrossings, ExportedModels) {
   }
 }
 
-/// With `mpirun -n 2` or 4, on one GPU: the rest of this program is for one process.
+/// With mpirun or support/start_processes.py, 2 or 4 processes on one GPU: the rest of this program is for one process.
 class GraphsOfProcesses : public OnGpu {};
 
 TEST_F(GraphsOfProcesses, GiveTheBitsOfTheEagerStep) {
-  ASSERT_GT(processes(), 1) << "start it with mpirun -n 2, and STAGECRAFT_TEST_DEVICE=cuda:0";
+  ASSERT_GT(processes(), 1) << "start it with mpirun -n 2, and STAGECRAFT_TEST_DEVICE=cuda";
   for (const char* schedule : {"1F1B", "ZB-H1"}) {
     for (const char* name : {"Dropout", "Skip", "SeveralOutputs"}) {
       SCOPED_TRACE(std::string(schedule) + ", " + name);

@@ -10,7 +10,7 @@
 
 #include "equivalence/models.h"
 #include "stagecraft/runtime/rank_scope.h"
-#include "support/mpi_world.h"
+#include "support/processes.h"
 
 /// Training on a GPU, eagerly and with graphs, and what is compared.
 namespace stagecraft::equivalence {
@@ -105,7 +105,7 @@ inline void train(const Training& run, GraphChoice graph, World& world, const st
   trace.captured = pipeline.captured();
 }
 
-/// By rank of the world; under mpirun only that of this process, where `ranks` processes were started.
+/// By rank of the world. Where ranks are processes, `ranks` of them, only the own one has anything.
 inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
   torch::manual_seed(5);
   std::vector<std::vector<PiecePtr>> pieces(static_cast<std::size_t>(run.replicas));  // by replica
@@ -128,7 +128,7 @@ inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
   };
   if (processes() > 0) {
     const RankScope scope(kGpu, 1);
-    World world(MpiEnvironment::transport(), scope.device(), std::chrono::seconds(60));
+    World world(ProcessEnvironment::transport(), scope.device(), std::chrono::seconds(60));
     part(world);
     torch::cuda::synchronize();
     return traces;
