@@ -32,6 +32,7 @@ bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Dev
 }
 
 int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)>& program) {
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);  // as for other processes
   MpiProcess process(options.timeout);
   std::optional<std::string> failure;
   int exit_code = 1;

@@ -19,6 +19,7 @@
 #include "master_parameters.h"
 #include "program.h"
 #include "replicated_parameters.h"
+#include "safe_operators.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/name_pattern.h"
 #include "stagecraft/runtime/timeline_message.h"
@@ -67,6 +68,7 @@ class Pipeline::Implementation {
  public:
   Implementation(World& world, std::vector<Stage> stages, PipelineOptions options)
       : world_(world), stages_(std::move(stages)), options_(std::move(options)) {
+    if (computes_in_bfloat16()) settle_bfloat16_kernels();
     // Settled like a step: a rank that is done here may fail in its first step while others are still here.
     std::string differences;
     stagecraft::together(world_, [&] {
@@ -84,6 +86,15 @@ class Pipeline::Implementation {
       record_timeline(false);
     });
     if (!differences.empty()) throw InvalidArgument(differences);
+  }
+
+  [[nodiscard]] bool computes_in_bfloat16() const {
+    const Precision& precision = options_.precision;
+    if (precision.compute == at::kBFloat16 || precision.autocast == at::kBFloat16) return true;
+    return std::any_of(stages_.begin(), stages_.end(), [](const Stage& stage) {
+      const NamedTensors& all = stage.parameters();
+      return std::any_of(all.begin(), all.end(), [](const auto& one) { return one.second.scalar_type() == at::kBFloat16; });
+    });
   }
 
   std::unique_ptr<ParameterStore> make_parameters() {

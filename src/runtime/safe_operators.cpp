@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <mutex>
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <link.h>
@@ -76,6 +80,20 @@ void separate_primitives() {}
 #endif
 
 }  // namespace
+
+void settle_bfloat16_kernels() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    /// LibTorch's warning says what this function is about, to nobody's use.
+    class Silence : public c10::WarningHandler {
+      void process(const c10::Warning& /*warning*/) override {}
+    } silence;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+    const at::NoGradGuard no_graph;
+    const at::Tensor matrix = at::ones({64, 64}, at::kBFloat16);
+    at::mm(matrix, matrix.t());  // as a linear layer has it
+  });
+}
 
 void make_operators_safe(int threads) {
   pick_vector_kernels();

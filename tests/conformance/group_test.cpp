@@ -1,6 +1,9 @@
 // Collectives.
 
+#include <c10/core/StreamGuard.h>
+
 #include "conformance/fabrics.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft::conformance {
 namespace {
@@ -153,6 +156,9 @@ TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
     const std::unique_ptr<Group> own_half = group_of(transport, alike);
     Group& half = *own_half;
     std::thread beside([&] {
+      // On a device, two threads that share a stream would wait for each other's collectives.
+      std::optional<c10::StreamGuard> stream;
+      if (const auto device = test_device(); device && !device->is_cpu()) stream.emplace(new_stream(*device));
       for (int i = 0; i < 50; ++i) {
         const at::Tensor one = at::ones({1000});
         half.all_reduce(one);

@@ -44,6 +44,7 @@ class ProcessEnvironment : public testing::Environment {
       transport() = process_->connect(device(), {});
       return;
     }
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);  // as `launch` does
     const RankId rank(std::atoi(std::getenv("RANK")));
     ::c10d::TCPStoreOptions options;
     options.port = static_cast<std::uint16_t>(std::atoi(std::getenv("MASTER_PORT")));

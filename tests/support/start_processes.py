@@ -1,9 +1,9 @@
 """Starts a program as several ranks, as torchrun does, and waits for all of them:
 
-    python3 tests/support/start_processes.py -n 4 build/bin/conformance_test [argument ...]
+    python3 tests/support/start_processes.py -n 4 build/bin/conformance_test [argument ...] [: -n 1 another_program ...]
 
-Unlike torchrun it lets the others go on when one fails, so that tests see what they say. Its exit code is that of the first
-that failed; 128 and the number of the signal for one that was killed.
+Unlike torchrun it lets the others go on for some seconds when one fails, so that tests see what they say. Its exit code is that
+of the first that failed; 128 and the number of the signal for one that was killed.
 """
 
 import os
@@ -11,6 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+
+PATIENCE = 2.5  # seconds that the others have after the first failure
 
 
 def free_port():
@@ -19,32 +22,46 @@ def free_port():
         return one.getsockname()[1]
 
 
-def main():
-    if len(sys.argv) < 4 or sys.argv[1] != "-n":
-        sys.exit(__doc__)
-    ranks = int(sys.argv[2])
-    port = str(free_port())
-    processes = []
-    for rank in range(ranks):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        processes.append(subprocess.Popen(sys.argv[3:], env={**os.environ, **{name: str(value) for name, value in own.items()}}))
+def commands(words):
+    """One command per rank."""
+    part = []
+    for word in [*words, ":"]:
+        if word != ":":
+            part.append(word)
+            continue
+        if len(part) < 3 or part[0] != "-n" or not part[1].isdigit():
+            sys.exit(__doc__)
+        yield from [part[2:]] * int(part[1])
+        part = []
 
-    def pass_on(number, _frame):
-        for process in processes:
+
+def main():
+    ranks = list(commands(sys.argv[1:]))
+    port = str(free_port())
+    processes = {}
+    for rank, command in enumerate(ranks):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(ranks), "LOCAL_WORLD_SIZE": len(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        process = subprocess.Popen(command, env={**os.environ, **{name: str(value) for name, value in own.items()}})
+        processes[process.pid] = process
+
+    def pass_on(number, _frame=None):
+        for process in list(processes.values()):
             process.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
     code = 0
-    waiting = {process.pid: process for process in processes}
-    while waiting:
+    while processes:
         pid, status = os.wait()
-        process = waiting.pop(pid, None)
+        process = processes.pop(pid, None)
         if process is None:
             continue
         process.returncode = os.waitstatus_to_exitcode(status)
         if code == 0 and process.returncode != 0:
             code = process.returncode if process.returncode > 0 else 128 - process.returncode
+            late = threading.Timer(PATIENCE, pass_on, [signal.SIGKILL])
+            late.daemon = True
+            late.start()
     return code
 
 

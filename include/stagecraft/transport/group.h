@@ -16,7 +16,8 @@ enum class Reduction : std::uint8_t { kSum, kMean, kMax };
 /// order, with tensors of the same type and shape; a member's place is its position in the list.
 ///
 /// Waits time out and abort like those of Transport. Only one thread at a time may use a group; collectives of
-/// different groups are independent, even over the same ranks. World makes the groups (World::everyone and others): a
+/// different groups are independent, even over the same ranks. On a device they are stream-ordered: threads that use
+/// different groups at the same time need streams of their own. World makes the groups (World::everyone and others): a
 /// MessageGroup, or what its transport provides.
 class Group {
  public:

@@ -36,6 +36,12 @@ void end_capture_of(State& state) {
   if constexpr (requires { state.capturing_; }) state.capturing_ = false;
 }
 
+/// Later versions of LibTorch have no such list.
+template <typename State, typename Graph>
+void take_off_list(State& state, Graph* graph) {
+  if constexpr (requires { state.unregister_graph(graph); }) state.unregister_graph(graph);
+}
+
 template <typename Allocator, typename Pool>
 void end_host_pool(Allocator* host, const Pool& pool) {
   if constexpr (requires { host->end_allocate_to_pool(pool); }) {
@@ -47,6 +53,14 @@ void end_host_pool(Allocator* host, const Pool& pool) {
 class CudaGraph final : public DeviceGraph, private at::cuda::CUDAGraph {
  public:
   explicit CudaGraph(std::shared_ptr<void> pool_user) : pool_user_(std::move(pool_user)) {}
+  /// CUDAGraph takes itself off the list of the default generator without a lock, while other threads capture, or end too.
+  ~CudaGraph() override {
+    const std::lock_guard lock(default_generators());
+    for (auto& [state, increment] : captured_generator_states_) take_off_list(*state, static_cast<at::cuda::CUDAGraph*>(this));
+    captured_generator_states_.clear();
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
 
   void begin(const at::cuda::MempoolId_t& pool) {
     const std::lock_guard lock(default_generators());

@@ -72,8 +72,9 @@ SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::Store> store, 
     } catch (const std::exception& error) {
       const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
       const std::string why = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
-      throw TransportError("rank " + std::to_string(rank.value) + " has not found rank " + std::to_string(r) +
-                               " in the store of the launcher: " + why.substr(0, why.find('\n')),
+      throw TransportError("rank " + std::to_string(rank.value) + " has not heard of rank " + std::to_string(r) +
+                               " in the store of the launcher (" + why.substr(0, why.find('\n')) +
+                               "). Do all run this program?",
                            RankId(r));
     }
     return all;

@@ -30,7 +30,7 @@ class Communicator {
   /// Begins to connect, in a thread of its own: when a rank dies in the meantime, that call may never return. `members`:
   /// of the world, in the order of this communicator; `place`: this rank's among them.
   Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place);
-  /// Ends what is still running.
+  /// Ends what is still running: see Watch, which has it.
   ~Communicator() { abort(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

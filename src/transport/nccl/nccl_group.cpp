@@ -52,8 +52,8 @@ bool NcclGroup::suits(const at::Tensor& tensor, Reduction reduction) const {
 
 Communicator& NcclGroup::communicator() {
   if (!communicator_) {
-    const std::string id = broadcast({{}, place() == 0 ? new_id() : std::string()}, 0).header;
-    communicator_ = watch_->connect(id, members(), place());
+    communicator_id_ = broadcast({{}, place() == 0 ? watch_->id_for(members()) : std::string()}, 0).header;
+    communicator_ = watch_->connect(communicator_id_, members(), place());
   }
   const auto until = Clock::now() + watch_->limit();
   if (!communicator_->wait_until_connected(until)) {

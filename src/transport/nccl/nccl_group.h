@@ -17,6 +17,9 @@ class NcclGroup : public MessageGroup {
   NcclGroup(Transport& transport, std::shared_ptr<Watch> watch, std::vector<RankId> members, std::int32_t id,
             Timeout timeout, const std::string& name)
       : MessageGroup(transport, std::move(members), id, timeout, name), watch_(std::move(watch)) {}
+  ~NcclGroup() override {
+    if (communicator_) watch_->give_back(communicator_id_);
+  }
 
   using MessageGroup::all_gather;
   using MessageGroup::all_reduce;
@@ -36,6 +39,7 @@ class NcclGroup : public MessageGroup {
   void issue(std::string_view call, const Communicator::Operation& operation);
 
   std::shared_ptr<Watch> watch_;
+  std::string communicator_id_;
   std::shared_ptr<Communicator> communicator_;
 };
 

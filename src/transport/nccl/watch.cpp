@@ -21,20 +21,37 @@ void Watch::start(Report report) {
 }
 
 std::shared_ptr<Communicator> Watch::connect(const std::string& id, std::vector<RankId> members, int place) {
-  auto communicator = std::make_shared<Communicator>(device_, id, std::move(members), place);
   const std::lock_guard lock(mutex_);
-  std::erase_if(known_, [](const auto& one) { return one.expired(); });
-  known_.push_back(communicator);
+  for (Known& one : known_) {
+    if (one.id != id) continue;
+    one.is_free = false;
+    return one.communicator;
+  }
+  auto communicator = std::make_shared<Communicator>(device_, id, std::move(members), place);
+  known_.push_back({id, communicator});
   if (is_aborted_) communicator->abort();
   return communicator;
+}
+
+std::string Watch::id_for(const std::vector<RankId>& members) {
+  const std::lock_guard lock(mutex_);
+  for (Known& one : known_) {
+    if (!one.is_free || one.communicator->members() != members) continue;
+    one.is_free = false;
+    return one.id;
+  }
+  return new_id();
+}
+
+void Watch::give_back(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  for (Known& one : known_) one.is_free = one.is_free || one.id == id;
 }
 
 std::vector<std::shared_ptr<Communicator>> Watch::all() {
   std::vector<std::shared_ptr<Communicator>> alive;
   const std::lock_guard lock(mutex_);
-  for (const auto& one : known_) {
-    if (auto communicator = one.lock()) alive.push_back(std::move(communicator));
-  }
+  for (const Known& one : known_) alive.push_back(one.communicator);
   return alive;
 }
 

@@ -32,14 +32,26 @@ class Watch {
 
   /// Called once. `report` is called when an operation has not ended within the limit, at most once.
   void start(Report report);
-  /// A new communicator, under watch. After `abort_all`, one that is aborted.
+  /// The communicator of this id; connects it if it is new. After `abort_all`, one that is aborted.
+  ///
+  /// It lives as long as this object: what this rank has issued, and what others still read from its memory, must not be cut
+  /// off when whoever asked for it is gone. So it is used again.
   std::shared_ptr<Communicator> connect(const std::string& id, std::vector<RankId> members, int place);
+  /// The id of a communicator of these members that was given back, or a new id. Called by the first of them, who tells the
+  /// others.
+  std::string id_for(const std::vector<RankId>& members);
+  void give_back(const std::string& id);
   /// Whether all operations have ended by then.
   [[nodiscard]] bool wait_until_idle(Clock::time_point until);
   /// Ends all operations, with any result. No others can be issued.
   void abort_all();
 
  private:
+  struct Known {
+    std::string id;
+    std::shared_ptr<Communicator> communicator;
+    bool is_free = false;
+  };
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> all();
   void run(const Report& report);
 
@@ -47,7 +59,7 @@ class Watch {
   std::chrono::milliseconds limit_;
   std::mutex mutex_;
   std::condition_variable stopped_;
-  std::vector<std::weak_ptr<Communicator>> known_;
+  std::vector<Known> known_;
   bool is_over_ = false;
   bool is_aborted_ = false;
   std::thread thread_;

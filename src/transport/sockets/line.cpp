@@ -273,7 +273,7 @@ void Line::end_paths() {
   const auto until = Clock::now() + std::chrono::seconds(5);
   for (const CommunicatorPtr& path : {in_, out}) {
     while (path && !path->is_idle() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (path) path->abort();
+    if (path && !path->is_idle()) path->abort();
   }
 }
 
