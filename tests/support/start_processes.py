@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 
-PATIENCE = 2.5  # seconds that the others have after the first failure
+PATIENCE = float(os.environ.get("START_PATIENCE", 1.5))  # seconds that the others have after the first failure
 
 
 def free_port():

@@ -50,7 +50,7 @@ class SocketConnection {
   /// Called when this rank's program has ended; `failure` is its error, if any. Tells the others, and waits until what
   /// it has sent is gone, `patience` at most. Threads that receive stay until the other ranks have left too.
   void leave(const std::optional<std::string>& failure, Timeout patience);
-  /// Leaves, and waits until the other ranks have left too: 2 s at most when this one has failed. Returns whether no rank
+  /// Leaves, and waits until the other ranks have left too: half a second at most when this one has failed. Returns whether no rank
   /// has failed.
   bool finish(const std::optional<std::string>& failure);
   /// Whether all other ranks have left too, or are lost, `patience` from now at the latest.

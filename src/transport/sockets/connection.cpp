@@ -211,7 +211,7 @@ bool SocketConnection::finish(const std::optional<std::string>& failure) {
   leave(failure, std::chrono::seconds(5));
   const Coordinator& coordinator = transport_->coordinator();
   if (failure) {
-    (void)wait_for_others(std::chrono::seconds(2));
+    (void)wait_for_others(std::chrono::milliseconds(500));  // they read why before the connection is gone
     return false;
   }
   while (!wait_for_others(std::chrono::minutes(1))) continue;

@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "stagecraft/core/error.h"
@@ -17,6 +18,8 @@ struct Head {
   std::uint32_t kind;
   std::uint32_t size;
 };
+
+constexpr const char* kEnded = " has ended in the middle of the run: it was killed, crashed or called exit";
 
 }  // namespace
 
@@ -251,10 +254,14 @@ void Line::receive() {
       }
       take_in(head.size);
     }
+  } catch (const std::system_error& error) {
+    const bool is_cut_off = error.code() == std::errc::timed_out || error.code() == std::errc::host_unreachable ||
+                            error.code() == std::errc::network_unreachable;
+    lose(is_cut_off ? " is out of reach: its host or the network to it is gone" : kEnded, error.what());
   } catch (const c10::Error& error) {
-    lose(error.what_without_backtrace());
+    lose(kEnded, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    lose(error.what());
+    lose(kEnded, error.what());
   }
   reports_->mailbox->forget(peer_);
   end_paths();
@@ -352,7 +359,7 @@ void Line::receive_tensors(wire::Mailbox::Entry& entry) {
   entry.written.emplace(nccl_->device().type()).record(path.stream());
 }
 
-void Line::lose(const std::string& why) {
+void Line::lose(const std::string& what, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
     if (is_over_) return;
@@ -362,9 +369,8 @@ void Line::lose(const std::string& why) {
   }
   socket_.break_off();
   reports_->mailbox->forget(peer_);
-  reports_->lose(peer_, "the process of rank " + std::to_string(peer_.value) +
-                            " has ended in the middle of the run: it was killed, crashed or called exit (" +
-                            why.substr(0, why.find('\n')) + ")");
+  const std::string who = (what == kEnded ? "the process of rank " : "rank ") + std::to_string(peer_.value);
+  reports_->lose(peer_, who + what + " (" + why.substr(0, why.find('\n')) + ")");
 }
 
 }  // namespace stagecraft::sockets

@@ -76,7 +76,7 @@ class Line : public std::enable_shared_from_this<Line> {
   void receive_tensors(wire::Mailbox::Entry& entry);
   nccl::Communicator& path_in();
   void end_paths();
-  void lose(const std::string& why);
+  void lose(const std::string& what, const std::string& why);
 
   Socket socket_;
   RankId own_;
