@@ -152,7 +152,7 @@ ON_GPU = env $(if $(NCCL),LD_PRELOAD="$(abspath $(NCCL))") NCCL_MULTI_RANK_GPU_E
 test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (threads, MPI, NCCL); NCCL=path/to/libnccl.so.2
 	$(configure_gpu)
 	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test conformance_test crossings_test
-	@echo "== graphs" && build/gpu/bin/gpu_test --gtest_brief=1
+	@ctest --test-dir build/gpu -L '^gpu$$' --output-on-failure --no-tests=error
 	@echo "== equivalence, threads" && STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
 	@for ranks in 2 4; do \
 	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
@@ -161,11 +161,13 @@ test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (
 	@! command -v mpirun > /dev/null || for ranks in 2 4; do echo "== equivalence, MPI, $$ranks ranks" && STAGECRAFT_TEST_DEVICE=cuda \
 	  mpirun --allow-run-as-root --oversubscribe -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; done
 
-bench-gpu:  ## Ours beside the installed torch on a GPU: steps eager and as graphs, and training a GPT
+bench-gpu:  ## On a GPU: ours beside the installed torch, steps eager and as graphs, training a GPT; predicted times, memory
 	$(configure_gpu)
-	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench stagecraft stagecraft_train
+	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench gpu_prediction_bench memory_bench stagecraft stagecraft_train
 	@failed=0; \
 	  $(PYTHON) bench/gpu_step_bench.py --ours build/gpu/bin/gpu_step_bench --json build/bench/gpu_step.json || failed=1; \
+	  build/gpu/bin/gpu_prediction_bench || failed=1; \
+	  build/gpu/bin/memory_bench cuda 16 2048 16 4 1024 bfloat16 4 || failed=1; \
 	  $(PYTHON) bench/gpu_gpt_bench.py --stagecraft build/gpu/bin/stagecraft --json build/bench/gpu_gpt.json || failed=1; \
 	  exit $$failed
 

@@ -10,11 +10,11 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <sstream>
 #include <string>
 
+#include "gpu_gpt.h"
 #include "graph_device.h"
 #include "stagecraft/stagecraft.h"
 
@@ -22,68 +22,7 @@ namespace sc = stagecraft;
 
 namespace {
 
-constexpr int kStages = 4;
-constexpr std::int64_t kVocabulary = 8192;
-
-struct Setting {
-  std::int64_t layers, width;
-  int microbatches;
-  std::int64_t rows, length;
-  at::ScalarType type;
-  int ranks;
-};
-
-// torch::nn::Linear adds the bias of a 3-d input in a kernel of its own: at::linear does not.
-struct Dense : torch::nn::Module {
-  Dense(std::int64_t in, std::int64_t out)
-      : weight(register_parameter("weight", at::randn({out, in}) * 0.02)),
-        bias(register_parameter("bias", at::zeros({out}))) {}
-  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
-  at::Tensor weight, bias;
-};
-
-struct Block : torch::nn::Module {
-  explicit Block(std::int64_t width)
-      : heads(width / 64),
-        before(register_module("before", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-        after(register_module("after", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-        join(register_module("join", std::make_shared<Dense>(width, 3 * width))),
-        leave(register_module("leave", std::make_shared<Dense>(width, width))),
-        widen(register_module("widen", std::make_shared<Dense>(width, 4 * width))),
-        narrow(register_module("narrow", std::make_shared<Dense>(4 * width, width))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    std::vector<at::Tensor> parts = join->forward(before(x)).chunk(3, -1);
-    for (at::Tensor& part : parts) part = part.unflatten(-1, {heads, -1}).transpose(1, 2);
-    const at::Tensor seen = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, /*is_causal=*/true);
-    const at::Tensor y = x + leave->forward(seen.transpose(1, 2).flatten(2));
-    return y + narrow->forward(at::gelu(widen->forward(after(y))));
-  }
-  std::int64_t heads;
-  torch::nn::LayerNorm before, after;
-  std::shared_ptr<Dense> join, leave, widen, narrow;
-};
-
-struct Part : torch::nn::Module {
-  Part(const Setting& setting, int stage) {
-    if (stage == 0) tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, setting.width));
-    for (std::int64_t layer = 0; layer < setting.layers / kStages; ++layer) {
-      blocks.push_back(register_module("block" + std::to_string(layer), std::make_shared<Block>(setting.width)));
-    }
-    if (stage + 1 == kStages) head = register_module("head", std::make_shared<Dense>(setting.width, kVocabulary));
-  }
-  at::Tensor forward(const at::Tensor& in) {
-    at::Tensor x = tokens ? tokens->forward(in) : in;
-    for (const auto& block : blocks) x = block->forward(x);
-    return head ? head->forward(x) : x;
-  }
-  torch::nn::Embedding tokens{nullptr};
-  std::vector<std::shared_ptr<Block>> blocks;
-  std::shared_ptr<Dense> head;
-};
-
-at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
-  return at::cross_entropy_loss(output.flatten(0, 1).to(at::kFloat), target.flatten());
-}
+using namespace bench;
 
 template <typename Step>
 double milliseconds(int steps, const Step& step) {
@@ -182,17 +121,11 @@ void run(const Setting& setting, sc::World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 7) {
-    std::cerr << "usage: gpu_step_bench LAYERS WIDTH MICROBATCHES ROWS LENGTH float|bfloat16\n";
+  const std::optional<Setting> setting = Setting::of(argc, argv);
+  if (!setting) {
+    std::cerr << "usage: gpu_step_bench LAYERS WIDTH MICROBATCHES ROWS LENGTH float|bfloat16 [RANKS]\n";
     return 2;
   }
-  const Setting setting{.layers = std::atoll(argv[1]),
-                        .width = std::atoll(argv[2]),
-                        .microbatches = std::atoi(argv[3]),
-                        .rows = std::atoll(argv[4]),
-                        .length = std::atoll(argv[5]),
-                        .type = std::string(argv[6]) == "bfloat16" ? at::kBFloat16 : at::kFloat,
-                        .ranks = argc > 7 ? std::atoi(argv[7]) : 1};
-  return sc::launch(argc, argv, {.ranks = setting.ranks, .device_type = at::kCUDA},
-                    [&](sc::World& world) { run(setting, world); });
+  return sc::launch(argc, argv, {.ranks = setting->ranks, .device_type = at::kCUDA},
+                    [&](sc::World& world) { run(*setting, world); });
 }

@@ -15,6 +15,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from gpt_block import Block
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
@@ -25,23 +26,9 @@ ROWS = [((8, 256, 8, 2, 128, "float"), 5, 10), ((16, 1024, 8, 4, 512, "bfloat16"
 MOST_OVER_BARE = 1.05
 
 
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.heads = width // 64
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.join, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.join(self.before(x)).chunk(3, -1))
-        x = x + self.leave(nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.narrow(nn.functional.gelu(self.widen(self.after(x))))
-
-
 def part(layers, width, stage):
     modules = [nn.Embedding(VOCABULARY, width)] if stage == 0 else []
-    modules += [Block(width) for _ in range(layers // STAGES)]
+    modules += [Block(width, width // 64) for _ in range(layers // STAGES)]
     return nn.Sequential(*modules, *([nn.Linear(width, VOCABULARY)] if stage + 1 == STAGES else []))
 
 

@@ -56,6 +56,14 @@ if(NOT STAGECRAFT_SANITIZE)
   endif()
 endif()
 
+if(STAGECRAFT_HAS_CUDA)
+  foreach(ranks 2 4)
+    stagecraft_mpi_test(gpu.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} gpu_test --gtest_brief=1 --gtest_filter=GraphsOfProcesses.*)
+    set_property(TEST gpu.mpi.${ranks} APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_DEVICE=cuda)
+    set_tests_properties(gpu.mpi.${ranks} PROPERTIES LABELS gpu)
+  endforeach()
+endif()
+
 # stagecraft_mpi_program(<name> <source>): a program that is not a test by itself; bin/<name> runs it.
 function(stagecraft_mpi_program name source)
   set_property(GLOBAL APPEND PROPERTY stagecraft_test_programs ${name}=${CMAKE_CURRENT_SOURCE_DIR}/${source})

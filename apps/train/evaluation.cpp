@@ -32,7 +32,6 @@ double Evaluation::run(World& world, Pipeline& pipeline) {
   if (options_.eval_batches > 0) count = std::min(count, options_.eval_batches);
   std::vector<std::optional<double>> losses;
   std::vector<double> weights;
-  facts_->share = 1;
   for (std::int64_t batch = 0; batch < count; ++batch) {
     Rows rows(static_cast<std::size_t>(options_.batch));
     std::iota(rows.begin(), rows.end(), rows_.first + batch * together_rows + world.replica() * options_.batch);

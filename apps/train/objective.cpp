@@ -1,6 +1,7 @@
 #include "objective.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 #include "stagecraft/core/error.h"
 
@@ -24,7 +25,7 @@ std::string shape(const at::Tensor& tensor) { return TensorSpec::of(tensor).text
 
 constexpr std::int64_t kIgnored = -100;  // as in Python: such a target is ignored
 
-at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target, const Classes& classes) {
+at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target, BatchFacts& facts) {
   if (target.sizes() !=
           scores.sizes().slice(0, static_cast<std::size_t>(std::max<std::int64_t>(0, scores.dim() - 1))) ||
       !at::isIntegralType(target.scalar_type(), false)) {
@@ -33,11 +34,8 @@ at::Tensor cross_entropy(const at::Tensor& scores, const at::Tensor& target, con
         "dimensions: the output is " +
         shape(scores) + ", the target " + shape(target));
   }
-  if (classes.most >= scores.size(-1) || classes.least < 0) {
-    throw InvalidArgument("there is a target of class " +
-                          std::to_string(classes.least < 0 ? classes.least : classes.most) + ", but the output has " +
-                          std::to_string(scores.size(-1)) + " classes: they count from 0, and -100 does not count");
-  }
+  facts.outputs = scores.size(-1);
+  require_classes(facts);
   return at::cross_entropy_loss(scores.flatten(0, -2), target.flatten().to(at::kLong));
 }
 
@@ -49,7 +47,21 @@ at::Tensor mean_square(const at::Tensor& output, const at::Tensor& target) {
   return at::mse_loss(output, target.to(output.scalar_type()));
 }
 
+/// The bits of a product with a number, but a graph that is replayed multiplies by what the tensor holds then.
+at::Tensor times(const at::Tensor& loss, const at::Tensor& share) {
+  const at::ScalarType type = at::toOpMathType(loss.scalar_type());
+  return (loss.to(type) * share.to(type)).to(loss.scalar_type());
+}
+
 }  // namespace
+
+void require_classes(const BatchFacts& facts) {
+  const Classes& classes = facts.classes;
+  if (classes.most < facts.outputs && classes.least >= 0) return;
+  throw InvalidArgument("there is a target of class " +
+                        std::to_string(classes.least < 0 ? classes.least : classes.most) + ", but the output has " +
+                        std::to_string(facts.outputs) + " classes: they count from 0, and -100 does not count");
+}
 
 Classes Classes::of(const at::Tensor& target) {
   if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) return {};
@@ -58,13 +70,16 @@ Classes Classes::of(const at::Tensor& target) {
   return {counted.min().item<std::int64_t>(), counted.max().item<std::int64_t>()};
 }
 
-LossFunction objective(const Options& options, std::shared_ptr<const BatchFacts> facts) {
+LossFunction objective(const Options& options, std::shared_ptr<BatchFacts> facts) {
   return [is_classes = options.loss == "cross_entropy", name = options.output, facts = std::move(facts)](
-             const Value& output, const Value& target, const ValueDict&) {
+             const Value& output, const Value& target, const ValueDict& keywords) {
     const at::Tensor& own = chosen(output, name);
     const at::Tensor loss =
-        is_classes ? cross_entropy(own, target.tensor(), facts->classes) : mean_square(own, target.tensor());
-    return facts->share == 1 ? loss : loss * facts->share;
+        is_classes ? cross_entropy(own, target.tensor(), *facts) : mean_square(own, target.tensor());
+    for (const auto& [key, value] : keywords) {
+      if (key == kShare) return times(loss, value.tensor());
+    }
+    return loss;
   };
 }
 

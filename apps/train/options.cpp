@@ -171,6 +171,8 @@ void add_pipeline_options(CLI::App& parser, Options& options) {
         return "'" + text + "' is neither none nor stage nor a number of layers";
       })
       ->capture_default_str();
+  pipeline.choice("--graph", options.graph, {"on", "off", "auto"},
+                  "On a GPU, capture steps as CUDA graphs and replay them; auto: where that is possible");
   pipeline.add("--passes", options.passes, "The passes that lower the schedule; otherwise the usual ones")
       ->type_name("PASSES");
   pipeline.count("--bucket-bytes", options.bucket_bytes, "Replicas average gradients in buckets of this size");

@@ -49,6 +49,7 @@ struct Options {
   std::string reduce_type;  ///< Empty: that of the parameters.
   std::vector<std::string> freeze;
   std::string recompute = "none";  ///< "none", "stage" or a number of layers.
+  std::string graph = "off";       ///< "on", "off", or "auto": on where it is possible.
   std::string passes;              ///< Empty: the usual ones.
   std::int64_t bucket_bytes = 0;   ///< 0: the usual number.
 

@@ -75,7 +75,9 @@ Precision precision_of(const Options& options) {
   return precision;
 }
 
-PipelineOptions pipeline_options(const Options& options, std::shared_ptr<const BatchFacts> facts) {
+GraphChoice graph_of(const std::string& word) { return word == "auto" ? GraphChoice("auto") : word == "on"; }
+
+PipelineOptions pipeline_options(const Options& options, std::shared_ptr<BatchFacts> facts) {
   PipelineOptions how{.schedule = options.schedule,
                       .stages_per_rank = options.stages_per_rank,
                       .microbatches = options.microbatches,
@@ -86,7 +88,8 @@ PipelineOptions pipeline_options(const Options& options, std::shared_ptr<const B
                       .freeze = options.freeze,
                       .precision = precision_of(options),
                       .accumulate = options.accumulate,
-                      .recompute = recompute_of(options.recompute)};
+                      .recompute = recompute_of(options.recompute),
+                      .graph = graph_of(options.graph)};
   if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
   if (!options.passes.empty()) how.passes = options.passes;
   if (options.bucket_bytes > 0) how.bucket_bytes = options.bucket_bytes;
@@ -261,8 +264,13 @@ class Run {
       StepOptions inputs;
       if (pipeline_.has_first_stage()) inputs.keywords = splits_.training->inputs(rows[i]);
       if (pipeline_.has_last_stage()) {
-        *facts_ = {Classes::of(targets[i]), shares[i]};
+        facts_->classes = Classes::of(targets[i]);
+        if (options_.graph != "off" && facts_->outputs > 0) require_classes(*facts_);
         inputs.target = targets[i].to(world_.device());
+        if (options_.accumulate > 1) {
+          const at::Tensor share = at::scalar_tensor(shares[i], at::kDouble).to(world_.device());
+          inputs.loss_keywords.emplace_back(std::string(kShare), share);
+        }
       }
       const double start = seconds_now();
       results.push_back(pipeline_.step({}, inputs));
@@ -338,6 +346,12 @@ Pipe cut_for(const Options& options, const World& world) {
 
 void train(World& world, const Options& options) {
   check_places(options);
+  if (options.graph == "on" && !world.device().is_cuda()) {
+    throw InvalidArgument("--graph on captures steps on a CUDA device, and this run computes on the " +
+                          std::string(world.device().is_cpu() ? "CPU" : world.device().str()) +
+                          ": give --device cuda where there is one, --graph auto to capture where that is possible, or "
+                          "leave it out");
+  }
   const Pipe pipe = cut_for(options, world);
   Run(world, options, pipe).run(pipe);
 }

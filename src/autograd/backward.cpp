@@ -5,7 +5,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "split_plan.h"
 #include "stagecraft/core/error.h"
@@ -72,6 +74,16 @@ class RecordedHooks {
   std::unordered_map<const torch::autograd::Node*, std::shared_ptr<variable_list>> records_;
 };
 
+/// Frees what a node has saved as soon as it has run, though the graph is kept.
+struct ReleaseOnceRun : torch::autograd::FunctionPostHook {
+  explicit ReleaseOnceRun(torch::autograd::Node& node) : node_(node) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    node_.release_variables();
+    return outputs;
+  }
+  torch::autograd::Node& node_;  // holds the hook
+};
+
 }  // namespace
 
 void accumulate_into(std::span<const at::Tensor> tensors, const std::vector<at::Tensor>& gradients) {
@@ -106,8 +118,7 @@ void Backward::require_pending(const std::vector<at::Tensor>& gradients) const {
   }
 }
 
-std::vector<at::Tensor> Backward::full(const std::vector<at::Tensor>& gradients) {
-  require_pending(gradients);
+void Backward::run(const std::vector<at::Tensor>& gradients) const {
   const auto counts = [&](std::size_t i) { return roots_[i].is_valid() && gradients[i].defined(); };
   std::size_t counting = 0;
   for (std::size_t i = 0; i < roots_.size(); ++i) counting += counts(i) ? 1 : 0;
@@ -123,6 +134,35 @@ std::vector<at::Tensor> Backward::full(const std::vector<at::Tensor>& gradients)
     }
     accumulate(roots, arriving);
   }
+}
+
+std::vector<at::Tensor> Backward::full(const std::vector<at::Tensor>& gradients) {
+  require_pending(gradients);
+  run(gradients);
+  return take_input_gradients();
+}
+
+std::vector<at::Tensor> Backward::full_within(
+    const std::vector<at::Tensor>& gradients,
+    const std::function<void(const std::function<void()>& backward)>& around) {
+  require_pending(gradients);
+  bool has_run = false;
+  around([&] {
+    if (std::exchange(has_run, true)) throw InvalidArgument("the backward of an overlap was run twice: run it once");
+    run(gradients);
+  });
+  const auto needs = [](const at::Tensor& input) { return input.defined() && input.requires_grad(); };
+  const auto lacks = [&](const at::Tensor& input) { return !needs(input) || !input.grad().defined(); };
+  if (!has_run && std::any_of(inputs_.begin(), inputs_.end(), needs) &&
+      std::all_of(inputs_.begin(), inputs_.end(), lacks)) {
+    throw InvalidArgument(
+        "the backward of an overlap was not run: no input of it has a gradient; call the backward that was given, or "
+        "add gradients to the .grad of the inputs");
+  }
+  return take_input_gradients();
+}
+
+std::vector<at::Tensor> Backward::take_input_gradients() {
   roots_.clear();
   std::vector<at::Tensor> result;
   result.reserve(inputs_.size());
@@ -177,6 +217,9 @@ std::vector<at::Tensor> Backward::input_part(const std::vector<at::Tensor>& grad
     const std::size_t forks_begin = wanted.size();
     for (const auto& arrival : plan.arrivals()) wanted.emplace_back(*nodes[arrival.node], arrival.input);
     RecordedHooks hooks(wanted, forks_begin);
+    for (const SplitPlan::Index spent : plan.spent()) {
+      (*nodes[spent])->add_post_hook(std::make_unique<ReleaseOnceRun>(**nodes[spent]));
+    }
     variable_list found = torch::autograd::Engine::get_default_engine().execute(
         roots, arriving, /*keep_graph=*/!plan.arrivals().empty(), /*create_graph=*/false, /*accumulate_grad=*/false,
         wanted);

@@ -1,5 +1,7 @@
 #include "split_plan.h"
 
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -18,6 +20,9 @@ bool all_different(const SplitPlan::Nodes& nodes) {
   std::sort(sorted.begin(), sorted.end());
   return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
 }
+
+/// A hook on the weight would run in the input part.
+bool has_hooks(Node& weight) { return !weight.tensor_pre_hooks().empty(); }
 
 }  // namespace
 
@@ -57,7 +62,8 @@ bool SplitPlan::match(std::span<const Edge> roots, std::span<const Edge> inputs,
       return false;
     }
   }
-  return nodes.size() == nodes_.size() && all_different(nodes);
+  if (nodes.size() != nodes_.size() || !all_different(nodes)) return false;
+  return std::none_of(lights_.begin(), lights_.end(), [&](Index weight) { return has_hooks(**nodes[weight]); });
 }
 
 void SplitPlan::learn(std::span<const Edge> roots, std::span<const Edge> inputs, Nodes& nodes) {
@@ -113,6 +119,23 @@ std::vector<bool> SplitPlan::leading_to(const std::vector<bool>& goals) const {
   return leads;
 }
 
+/// The weights of at most one dimension that one node alone uses.
+std::vector<bool> SplitPlan::light_weights(const Nodes& nodes) const {
+  std::vector<Index> users(nodes_.size(), 0);
+  for (const Index target : targets_) {
+    if (target != kNone) ++users[target];
+  }
+  for (const Index root : roots_) {
+    if (root != kNone) ++users[root];
+  }
+  std::vector<bool> light(nodes_.size(), false);
+  for (Index n = 0; n < nodes_.size(); ++n) {
+    const auto* const weight = dynamic_cast<const torch::autograd::AccumulateGrad*>(nodes[n]->get());
+    light[n] = weight != nullptr && weight->variable.dim() <= 1 && users[n] == 1 && !has_hooks(**nodes[n]);
+  }
+  return light;
+}
+
 void SplitPlan::mark_cuts(const Nodes& nodes) {
   std::vector<bool> is_input(nodes_.size(), false);
   for (const Index input : inputs_) {
@@ -127,14 +150,26 @@ void SplitPlan::mark_cuts(const Nodes& nodes) {
     root_on_path_.push_back(root != kNone && path[root]);
     root_only_weights_.push_back(root != kNone && !path[root] && to_weights[root]);
   }
+  const std::vector<bool> light = light_weights(nodes);
   for (Index n = 0; n < nodes_.size(); ++n) {
     if (!path[n]) continue;
     const auto behind = [&](Index e) { return targets_[nodes_[n].first_edge + e]; };
     bool is_fork = false;
+    std::vector<Index> own;  // light weights
     for (Index e = 0; e < nodes_[n].edges; ++e) {
-      is_fork |= behind(e) != kNone && !path[behind(e)] && to_weights[behind(e)];
+      if (behind(e) == kNone || path[behind(e)] || !to_weights[behind(e)]) continue;
+      if (light[behind(e)]) {
+        own.push_back(behind(e));
+      } else {
+        is_fork = true;
+      }
     }
-    if (!is_fork) continue;
+    if (!is_fork) {
+      if (!is_input[n]) spent_.push_back(n);
+      for (const Index weight : own) arrivals_.push_back({weight, 0});
+      lights_.insert(lights_.end(), own.begin(), own.end());
+      continue;
+    }
     for (Index input = 0; input < (*nodes[n])->num_inputs(); ++input) arrivals_.push_back({n, input});
     for (Index e = 0; e < nodes_[n].edges; ++e) {
       if (behind(e) != kNone && path[behind(e)]) cuts_.push_back({n, e});

@@ -18,9 +18,14 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 ///              │       │                 │                    │  off it: a branch to weights
 ///             bias   weight            weight
 ///
-/// The nodes where a branch leaves the path are the forks: add and both matmuls above. The input part walks the path
-/// and captures the gradients that arrive at the forks. Then the path is cut behind every fork. So the weight part, one
+/// The nodes where a branch leaves the path are the forks: both matmuls above. The input part walks the path and
+/// captures the gradients that arrive at the forks. Then the path is cut behind every fork. So the weight part, one
 /// backward from all forks at once, runs every branch once, and does not reach one fork from another.
+///
+/// A fork holds the gradient that arrives, and what its node has saved, until the weight part. For a weight of one
+/// dimension, such as a bias or the weight of a normalisation, that is thousands of times its gradient, which takes one
+/// pass over what the node reads anyway. So these gradients are computed in the input part, and only added up in the
+/// weight part: the branch is cut at the weight instead.
 class SplitPlan {
  public:
   using Index = std::uint32_t;
@@ -49,6 +54,8 @@ class SplitPlan {
 
   [[nodiscard]] const std::vector<Arrival>& arrivals() const { return arrivals_; }
   [[nodiscard]] const std::vector<Cut>& cuts() const { return cuts_; }
+  /// Nodes of the path that the weight part does not run: what they have saved is not needed after they have run.
+  [[nodiscard]] const std::vector<Index>& spent() const { return spent_; }
   /// Whether an input can be reached from a root.
   [[nodiscard]] bool reaches(std::size_t input) const { return inputs_[input] != kNone; }
   [[nodiscard]] bool reaches_any_input() const;
@@ -71,6 +78,7 @@ class SplitPlan {
   };
 
   void mark_cuts(const Nodes& nodes);
+  [[nodiscard]] std::vector<bool> light_weights(const Nodes& nodes) const;
   [[nodiscard]] std::vector<bool> leading_to(const std::vector<bool>& goals) const;
 
   std::vector<NodeShape> nodes_;
@@ -81,6 +89,8 @@ class SplitPlan {
   std::vector<bool> root_only_weights_;
   std::vector<Arrival> arrivals_;
   std::vector<Cut> cuts_;
+  std::vector<Index> lights_;  // weights whose gradients the input part computes
+  std::vector<Index> spent_;
   bool is_indivisible_ = false;
 };
 

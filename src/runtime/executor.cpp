@@ -10,7 +10,6 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"
-#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
@@ -69,9 +68,9 @@ void Executor::empty_flights() {
 }
 
 void Executor::drop_flights() {
-  if (main_stream_) set_current_stream(*main_stream_);
-  main_stream_.reset();
   empty_flights();
+  release_held();
+  partner_ = nullptr;
   for (auto* tensors : {&leaves_, &inner_leaves_, &roots_, &first_roots_, &arriving_, &relayed_}) tensors->clear();
 }
 
@@ -96,6 +95,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
   const at::AutoGradMode mode(inputs.training());
+  begin_sides();
   parameters_.begin_step(inputs.update);
   if (!run_as_graph(inputs)) {
     if (record_ && times_) times_->begin([&] { return world_.transport().now(); });
@@ -156,41 +156,10 @@ void Executor::run_instructions(std::size_t begin, std::size_t end) {
       if (slot.is_overlap()) {
         execute_overlap(instruction, instructions[++i], slot);
       } else {
-        execute(instruction);
+        execute_alone(instruction);
       }
     });
   }
-}
-
-// The halves of an overlap are in flight together: the first is issued to a second stream, the second to the rank's
-// own, which then waits for the other stream. On a CPU they run one after the other.
-void Executor::execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap) {
-  const std::function<void()> both = [&] {
-    begin_overlap();
-    execute(first);
-    if (main_stream_) set_current_stream(*main_stream_);
-    execute(second);
-    end_overlap();
-  };
-  const auto& handler = handlers_[static_cast<std::size_t>(ActionKind::kOverlap)];
-  if (!handler) return both();
-  current_ = &first;
-  handler(ActionContext(stages_[first.stage], overlap, both));
-}
-
-void Executor::begin_overlap() {
-  const at::Device device = world_.device();
-  if (device.is_cpu()) return;
-  if (!overlap_stream_) overlap_stream_ = new_stream(device);
-  main_stream_ = current_stream(device);
-  run_after(*overlap_stream_, *main_stream_);
-  set_current_stream(*overlap_stream_);
-}
-
-void Executor::end_overlap() {
-  if (!main_stream_) return;
-  run_after(*main_stream_, *overlap_stream_);
-  main_stream_.reset();
 }
 
 void Executor::execute(const Instruction& instruction) {

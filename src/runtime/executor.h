@@ -13,6 +13,7 @@
 #include "parameter_store.h"
 #include "program.h"
 #include "segments.h"
+#include "stagecraft/autograd/accumulators.h"
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/stage/packing.h"
@@ -20,6 +21,8 @@
 #include "step_inputs.h"
 
 namespace stagecraft {
+
+class Fork;
 
 /// The results of a step on one rank.
 struct StepOutputs {
@@ -73,6 +76,7 @@ class Executor {
   struct Flight {
     bool has_input = false;
     bool has_gradient = false;
+    bool is_beside = false;  // computed on the second stream: see executor_overlap.cpp
     std::int64_t rows = 0;  // of the user's input that the microbatch was made from; 0 if unknown
     ValueList incoming;     // what crossed the boundary before the stage
     ValueList outgoing;     // what is to cross the one after it
@@ -88,6 +92,8 @@ class Executor {
     std::function<void()> weights;
   };
 
+  struct Partner;
+
   struct Place {
     StageId stage;
     bool is_first;
@@ -95,6 +101,8 @@ class Executor {
     std::vector<Segment> segments;
     bool keeps_inputs = false;  // until the backward, for segments that are computed again
     Packer packer;              // of what crosses to the next stage
+    // Of the stage's parameters, on the rank's own stream and on the second one.
+    std::array<std::optional<Accumulators>, 2> accumulators;
   };
 
   Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
@@ -113,14 +121,22 @@ class Executor {
   [[nodiscard]] std::string why_eager() const;
   void drop_flights();
   void execute(const Instruction& instruction);
+  void execute_alone(const Instruction& instruction);
   void execute_overlap(const Instruction& first, const Instruction& second, const Action& overlap);
-  void begin_overlap();
-  void end_overlap();
+  bool overlaps_by_itself(const Instruction& forward, const Instruction& backward);
+  void run_overlapped(const Instruction& forward, const Instruction& backward, std::optional<Fork>& fork);
+  Value run_with_partner(const Instruction& instruction, const StageCall& call);
+  void begin_sides();
+  void hold(Flight& in);
+  void release_held();
+  void use_accumulators(std::uint32_t stage, const Flight& in);
   void perform(const Instruction& instruction);
   void forward(const Instruction& instruction);
   Value run_forward(const Instruction& instruction, const StageCall& call);
   void compute_again(const Instruction& instruction, std::size_t segment);
   void backward(const Instruction& instruction);
+  void begin_backward(const Instruction& instruction);
+  void end_backward(const Instruction& instruction, std::vector<at::Tensor>& gradients, bool at_once);
   void weight_part(const Instruction& instruction);
   Message message_of(const Instruction& instruction);
   void send(const Instruction& instruction);
@@ -172,8 +188,11 @@ class Executor {
   std::vector<at::Tensor> first_roots_;        // the same of the first segment, if it is not the last
   std::vector<at::Tensor> arriving_;           // these gradients
   std::vector<at::Tensor> relayed_;            // those for items that only pass through, after those of the outputs
-  std::optional<c10::Stream> main_stream_;     // while the first half of an overlap is issued: where the second goes
-  std::optional<c10::Stream> overlap_stream_;  // made at the first overlap on a device with streams
+  bool has_sides_ = false;                    // the step uses two streams
+  std::optional<c10::Stream> second_stream_;  // made for the first schedule with overlaps on a device with streams
+  ValueList held_values_;                     // until nothing runs beside what has read them
+  std::vector<at::Tensor> held_;
+  Partner* partner_ = nullptr;  // of the forward that runs
   double waited_ = 0;
   std::int64_t bytes_ = 0;
 };

@@ -72,11 +72,12 @@ std::vector<at::Tensor> Executor::run_backward(const Instruction& instruction, b
   return {};
 }
 
-void Executor::backward(const Instruction& instruction) {
+/// Puts the gradients that its outputs and losses get into `arriving_`, and those of items that only pass through into
+/// `relayed_`.
+void Executor::begin_backward(const Instruction& instruction) {
   await_gradient(instruction);
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   Place& place = places_[instruction.stage];
-  const StageOptions& options = stages_[instruction.stage].options();
   // Its losses are needed first.
   if (in.segments.back().is_dropped) compute_again(instruction, in.segments.size() - 1);
   const auto& relayed = wiring_.relayed(place.stage);
@@ -93,13 +94,26 @@ void Executor::backward(const Instruction& instruction) {
     first = end;
   }
   arriving_.insert(arriving_.end(), in.seeds.begin(), in.seeds.end());
+}
 
+void Executor::backward(const Instruction& instruction) {
+  begin_backward(instruction);
+  const StageOptions& options = stages_[instruction.stage].options();
   const bool whole = instruction.action.kind() == ActionKind::kBackward;
   const bool at_once = whole || options.full_backward || options.deferred_weights;
   std::vector<at::Tensor> gradients = run_backward(instruction, at_once);
+  end_backward(instruction, gradients, at_once);
+}
+
+/// `gradients` are those of the leaves.
+void Executor::end_backward(const Instruction& instruction, std::vector<at::Tensor>& gradients, bool at_once) {
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
+  const StageOptions& options = stages_[instruction.stage].options();
+  const bool whole = instruction.action.kind() == ActionKind::kBackward;
   arriving_.clear();
   relayed_.clear();
   if (options.deferred_weights) in.weights = options.deferred_weights();
+  hold(in);
   pass_gradients_back(instruction.stage, in, gradients);
   in.incoming.clear();
   in.gradients_in.clear();

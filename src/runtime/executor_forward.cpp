@@ -99,7 +99,7 @@ ValueList Executor::gather_arguments(std::uint32_t stage, MicrobatchId microbatc
   const auto item = static_cast<std::size_t>(all - items.begin());
   make_leaf(item);
   if (copies) return as_arguments(copy_of(in.incoming[item]));
-  return as_arguments(place.keeps_inputs ? in.incoming[item] : std::move(in.incoming[item]));
+  return as_arguments(place.keeps_inputs || has_sides_ ? in.incoming[item] : std::move(in.incoming[item]));
 }
 
 ValueDict Executor::gather_keywords(std::uint32_t stage, MicrobatchId microbatch) {
@@ -195,6 +195,7 @@ Value Executor::run_forward(const Instruction& instruction, const StageCall& cal
   const Stage& stage = stages_[instruction.stage];
   std::vector<Segment>& segments = places_[instruction.stage].segments;
   Flight& in = flight(instruction.stage, call.microbatch);
+  use_accumulators(instruction.stage, in);
   RandomScope random = random_numbers(instruction.stage, call.microbatch);
   Value value;
   for (std::size_t s = 0; s < segments.size(); ++s) {
@@ -205,7 +206,7 @@ Value Executor::run_forward(const Instruction& instruction, const StageCall& cal
                         s == 0 ? call.keywords : no_keywords, call.any_float};
     const bool is_last = s + 1 == segments.size();
     const bool drop = segments[s].again && !(is_last && instruction.returns_at_once);
-    value = run_first(segments[s], stage, own, drop, random, part);
+    value = partner_ ? run_with_partner(instruction, own) : run_first(segments[s], stage, own, drop, random, part);
     if (s > 0) {
       list_tensors(part.input, inner_leaves_);
       if (!part.is_dropped) part.input.clear();
@@ -239,6 +240,7 @@ void Executor::compute_again(const Instruction& instruction, std::size_t segment
   const StageCall call{place.stage, microbatch, part.input, keywords, options_.precision.changes_types()};
   const AutocastScope autocast(options_.precision, world_.device().type());
   Value output;
+  use_accumulators(instruction.stage, in);
   {
     RandomScope random = random_numbers(instruction.stage, microbatch);
     output = run_again(place.segments[segment], stages_[instruction.stage], call, random, part);
@@ -322,7 +324,7 @@ void Executor::forward(const Instruction& instruction) {
   inner_leaves_.clear();
   roots_.clear();
   first_roots_.clear();
-  if (!inputs_->training() || !place.keeps_inputs) in.incoming.clear();
+  if (!inputs_->training() || !(place.keeps_inputs || has_sides_)) in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
     Flight& next = flight(instruction.next, microbatch);

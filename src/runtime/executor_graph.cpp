@@ -70,7 +70,10 @@ std::string Executor::why_eager() const {
   }
   if (record_) return "a timeline is recorded";
   if (is_choosing_) return "the schedule is being chosen (\"auto\")";
-  if (!parameters_.is_alone()) return "replicas share the gradients: only pipelines without replicas are captured";
+  if (!parameters_.can_wait()) {
+    return "replicas share parameters or gradients of the optimizer's own type (shard, precision): only replicas "
+           "without these are captured";
+  }
   return {};
 }
 

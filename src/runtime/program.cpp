@@ -184,6 +184,7 @@ Program compile(std::shared_ptr<const Schedule> schedule, RankId rank, const std
   program.instructions.reserve(row.size());
   for (std::size_t step = 0; step < row.size(); ++step) {
     if (row[step].is_idle()) continue;
+    program.has_overlaps |= row[step].is_overlap();
     for_each_part(row[step], [&](const Action& action) {
       program.instructions.push_back(translate(*schedule, rank, ranks, action, step));
     });

@@ -55,6 +55,7 @@ struct Program {
   std::vector<std::size_t> completion_order;
   /// The stages that the schedule does not reduce, in the same order.
   std::vector<std::size_t> never_reduced;
+  bool has_overlaps = false;
 };
 
 /// `ranks`: the ranks of the pipeline as ranks of the world; `rank` is an index into it.

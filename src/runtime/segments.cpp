@@ -98,6 +98,11 @@ std::vector<Segment> segments_of(const Stage& stage, const Recompute& recompute)
     segment.forward = std::move(forward);
     segment.again = again;
   };
+  if (stage.options().overlapped && recompute.is_any()) {
+    throw InvalidArgument("stage " + std::to_string(stage.index().value) +
+                          " computes overlaps by itself (StageOptions::overlapped), so it cannot be recomputed: leave "
+                          "out one of them");
+  }
   if (recompute.kind() == Recompute::Kind::kNothing || recompute.kind() == Recompute::Kind::kStage) {
     add({}, recompute.is_any());
     return segments;

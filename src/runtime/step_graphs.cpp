@@ -4,7 +4,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
 
 #include "program.h"
 #include "stagecraft/core/error.h"
@@ -16,6 +18,7 @@ namespace {
 constexpr int kMost = 16;    // graphs; each keeps gradients of its own
 constexpr int kRetakes = 3;  // before steps whose gradients are kept elsewhere stay eager
 constexpr int kFailures = 2;
+constexpr int kPatience = 20;  // milliseconds
 
 /// The first line of an error: what follows is the table around the action.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -195,10 +198,17 @@ StepGraphs::GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
 }
 
 bool StepGraphs::is_held_elsewhere(const Captured& captured) const {
-  for (std::size_t i = 0; i < captured.after.size(); ++i) {
-    if (captured.after[i] && !captured.before[i] && !captured.after[i]->is_ours()) return true;
+  const auto is_any_held = [&] {
+    for (std::size_t i = 0; i < captured.after.size(); ++i) {
+      if (captured.after[i] && !captured.before[i] && !captured.after[i]->is_ours()) return true;
+    }
+    return false;
+  };
+  // Another replica, a thread of this process, has told that it has read a gradient, and may be about to let it go.
+  for (int i = 0; i < kPatience && parameters_.has_replicas() && is_any_held(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return false;
+  return is_any_held();
 }
 
 std::vector<at::Tensor> StepGraphs::bring_in_gradients(const Captured& captured) {

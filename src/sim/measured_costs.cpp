@@ -132,7 +132,7 @@ void WorkProfile::add_rank(const RecordedStep& step, RankId rank, const LinkProf
     double busy = span.end - end - span.waited;
     if (const auto message = step.message_for(span, rank)) busy += links.handling(*message);
     stage.seconds[k] += std::max(0.0, busy);
-    end = span.end;
+    end = std::max(end, span.end);  // halves of an overlap run side by side on a device with streams
     if (kind != span.action.kind()) continue;
     stage.count[k] += 1;
     stage.own[k] += busy;

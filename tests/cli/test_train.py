@@ -59,6 +59,17 @@ class Trains(TrainCase):
         else:
             self.assert_error(done, UNUSABLE, "no device of type cuda")
 
+    def test_graph(self):
+        """`auto` changes no loss, also where batches of one update count differently; `on` is refused where there is no GPU."""
+        some = {**self.text, "target": self.text["target"].masked_fill(torch.rand(ROWS, LENGTH) < 0.4, -100)}
+        options = ("--batch", 4, "--accumulate", 2, "--microbatches", 2)
+        self.assertEqual(self.losses(*options, "--graph", "auto", data=some)[0], self.losses(*options, data=some)[0])
+        done = self.command(*self.arguments("--graph", "on"))
+        if torch.cuda.is_available():
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        else:
+            self.assert_error(done, UNUSABLE, "--graph on captures steps on a CUDA device", "computes on the CPU", "--graph auto")
+
     def test_rows_are_shuffled_by_the_seed(self):
         """In an order that is computed here too; batches of 5 cross from one epoch to the next."""
         for seed, batch in ((1, 5), (2**64 - 1, 8)):

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -53,6 +54,12 @@ class Backward {
   /// has one per output; an undefined one means that nothing came back. The graph is released.
   std::vector<at::Tensor> full(const std::vector<at::Tensor>& gradients);
 
+  /// The same at a moment that `around` chooses: it is given a function that runs the backward, and calls it once. It
+  /// may instead compute the same gradients in its own way, added to the .grad of the inputs and weights. Throws
+  /// InvalidArgument when it calls the function twice, or when no input has got a gradient though one needs it.
+  std::vector<at::Tensor> full_within(const std::vector<at::Tensor>& gradients,
+                                      const std::function<void(const std::function<void()>& backward)>& around);
+
   /// Returns the gradients of the inputs, like `full`, and leaves those of the weights to `weight_part`.
   std::vector<at::Tensor> input_part(const std::vector<at::Tensor>& gradients, BackwardPlanner& planner);
 
@@ -68,6 +75,8 @@ class Backward {
   enum class State { kEmpty, kPending, kSplit, kDone };
 
   void require_pending(const std::vector<at::Tensor>& gradients) const;
+  void run(const std::vector<at::Tensor>& gradients) const;
+  std::vector<at::Tensor> take_input_gradients();
 
   State state_ = State::kEmpty;
   std::vector<torch::autograd::Edge> roots_;  // per output; after an input part: where the weight part starts

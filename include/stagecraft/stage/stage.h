@@ -56,6 +56,21 @@ struct StageLayer {
   StageForward forward;
 };
 
+/// An OVERLAP_F_B: the forward of one microbatch, and the backward of another, which may be of another stage.
+struct OverlapCall {
+  const StageCall& forward;
+  StageId backward_stage;
+  MicrobatchId backward_microbatch;
+  /// What came back for the tensors that the backward's stage returned, and for its losses, in this order; undefined
+  /// where nothing came back.
+  const std::vector<at::Tensor>& gradients;
+  /// Runs the whole backward: on a device with streams beside what the call itself issues. Call it once, or compute the
+  /// same gradients in your own way, added to the .grad of the inputs and parameters.
+  const std::function<void()>& backward;
+};
+/// Returns the output of the forward. Both halves are done, or issued to the current stream, when it returns.
+using StageOverlap = std::function<Value(const OverlapCall&)>;
+
 struct StageOptions {
   /// Run the whole backward in the input part; for stages whose graph must not be walked twice.
   bool full_backward = false;
@@ -83,6 +98,10 @@ struct StageOptions {
   /// Returns layers that compute together what the stage computes; for a recompute of some layers. Empty: there are
   /// none. Stages from a Sequential and from an exported program have them.
   std::function<std::vector<StageLayer>()> layers = {};
+  /// Computes an OVERLAP_F_B whose forward is this stage's in one call, so that both halves can be interleaved layer by
+  /// layer. Empty: the halves are issued one after the other, on a device with streams to two of them. Not for stages
+  /// that are recomputed. Not called where only the input part of the backward overlaps, nor with handlers for F or B.
+  StageOverlap overlapped = {};
   /// A number that changes when the stage begins to compute something else, such as when a submodule changes between
   /// training and evaluation: a step that was captured as a graph is then captured anew. Stages from modules have it.
   std::function<std::uint64_t()> mode = {};

@@ -423,6 +423,77 @@ TEST(Backward, InputPartReleasesWhatTheWeightPartDoesNotNeed) {
   EXPECT_TRUE(w.grad().defined());
 }
 
+TEST(Backward, InputPartReleasesActivationsWhileItRuns) {
+  const Tensor w = weight({4, 4});
+  const Tensor x = input({3, 4});
+  c10::weak_intrusive_ptr<at::TensorImpl> late(at::empty({0}).getIntrusivePtr());
+  bool was_released = false;
+  Backward backward;
+  {
+    const Tensor first = at::matmul(x, w);
+    first.register_hook([&](const Tensor&) { was_released = late.expired(); });  // when only this product is left
+    const Tensor hidden = at::sigmoid(first);  // kept by the sigmoid alone
+    late = c10::weak_intrusive_ptr<at::TensorImpl>(hidden.getIntrusivePtr());
+    backward = Backward(Tensors{hidden * 2}, Tensors{x});
+  }
+  BackwardPlanner planner;
+  backward.input_part({at::ones({3, 4}, doubles())}, planner);
+  EXPECT_TRUE(was_released);
+  backward.weight_part();
+  EXPECT_TRUE(w.grad().defined());
+}
+
+TEST(Backward, SmallWeightsHoldNothingUntilTheWeightPart) {
+  torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
+  norm->to(at::kDouble);
+  const Tensor x = input({3, 4}), bias = weight({4});
+  c10::weak_intrusive_ptr<at::TensorImpl> normalised(at::empty({0}).getIntrusivePtr());
+  c10::weak_intrusive_ptr<at::TensorImpl> arriving(at::empty({0}).getIntrusivePtr());
+  Backward backward;
+  {
+    const Tensor before = x * 3;
+    normalised = c10::weak_intrusive_ptr<at::TensorImpl>(before.getIntrusivePtr());
+    backward = Backward(Tensors{norm(before) + bias}, Tensors{x});
+  }
+  BackwardPlanner planner;
+  {
+    const Tensor gradient = randn({3, 4});
+    arriving = c10::weak_intrusive_ptr<at::TensorImpl>(gradient.getIntrusivePtr());
+    backward.input_part({gradient}, planner);
+  }
+  EXPECT_TRUE(normalised.expired());
+  EXPECT_TRUE(arriving.expired());
+  EXPECT_FALSE(bias.grad().defined());
+  EXPECT_FALSE(norm->weight.grad().defined());
+  backward.weight_part();
+  EXPECT_TRUE(bias.grad().defined());
+  EXPECT_TRUE(norm->weight.grad().defined());
+}
+
+TEST(Backward, HooksOnSmallWeightsFireOnceInTheWeightPart) {
+  const Tensor v = weight({4});
+  BackwardPlanner planner;
+  for (const bool hooked : {false, true, false}) {  // the planner has learnt the graph without the hook
+    int seen = 0;
+    unsigned handle = 0;
+    if (hooked) {
+      handle = v.register_hook([&](const Tensor& gradient) {
+        ++seen;
+        return gradient * 2;
+      });
+    }
+    const Tensor x = input({3, 4});
+    Backward backward(Tensors{x * v}, Tensors{x});
+    backward.input_part({at::ones({3, 4}, doubles())}, planner);
+    EXPECT_EQ(seen, 0);
+    backward.weight_part();
+    EXPECT_EQ(seen, hooked ? 1 : 0);
+    EXPECT_TRUE(at::allclose(v.grad(), x.detach().sum(0) * (hooked ? 2 : 1)));
+    v.mutable_grad().reset();
+    if (hooked) v.remove_hook(handle);
+  }
+}
+
 TEST(Backward, SaysWhatIsOutOfOrder) {
   const Tensor w = weight({4, 4});
   const Tensor x = input({3, 4});

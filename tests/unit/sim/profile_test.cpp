@@ -257,6 +257,26 @@ TEST(Profile, AWaitForParametersIsNotAWaitForAMessage) {
   EXPECT_NEAR(costs.between(RankId(0), RankId(1)).latency, 0.5, 1e-9);
 }
 
+TEST(Profile, HalvesOfAnOverlapThatRanSideBySideTakeTheirTimeTogether) {
+  Timeline timeline;
+  const auto add = [&](const char* action, double start, double end) {
+    timeline.push_back({to_action(action), start, end, 0, 0, false});
+  };
+  add("0F0", 0, 1);
+  add("1F0", 1, 2);
+  add("0F1", 2, 6);    // an overlap on a device with streams,
+  add("1B0", 2.5, 4);  // whose second half is done first
+  add("1F1", 6, 7);
+  add("0B0", 7, 9);
+  add("1B1", 9, 11);
+  add("0B1", 11, 13);
+  const Profile found = profile_of({"overlapping", {{timeline}}});
+  EXPECT_NEAR(found.costs.stages[0].forward, 2.5, 1e-9);
+  EXPECT_NEAR(found.costs.stages[1].forward, 1, 1e-9);
+  EXPECT_NEAR(found.costs.stages[0].backward, 2, 1e-9);
+  EXPECT_NEAR(found.costs.stages[1].backward, 1, 1e-9);
+}
+
 TEST(Profile, AnOddStepDoesNotCount) {
   const Shape shape{.ranks = 2, .microbatches = 4};
   const Costs costs = uneven_costs(2);

@@ -1,0 +1,201 @@
+// OVERLAP_F_B on a GPU: the halves run side by side, and give the bits of one after the other. Needs a GPU:
+// `make test-gpu`.
+
+#include "bench/narrow_kernels.h"
+#include "stagecraft/core/measurement.h"
+#include "training.h"
+
+namespace stagecraft::equivalence {
+namespace {
+
+class Overlaps : public OnGpu {};
+
+/// Two stages on one rank. In the middle every forward overlaps the backward of the other stage and the microbatch
+/// before, or runs right before it.
+Schedule paired(int microbatches, bool overlap) {
+  Row row;
+  const auto add = [&](int forward_stage, int forward, int backward_stage, int backward) {
+    const Action f = Action::forward(StageId(forward_stage), MicrobatchId(forward));
+    const Action b = Action::backward(StageId(backward_stage), MicrobatchId(backward));
+    if (overlap) {
+      row.push_back(Action::overlap(f, b));
+    } else {
+      row.push_back(f);
+      row.push_back(b);
+    }
+  };
+  row.push_back(Action::forward(StageId(0), MicrobatchId(0)));
+  row.push_back(Action::forward(StageId(1), MicrobatchId(0)));
+  for (int m = 1; m < microbatches; ++m) {
+    add(0, m, 1, m - 1);
+    add(1, m, 0, m - 1);
+  }
+  row.push_back(Action::backward(StageId(1), MicrobatchId(microbatches - 1)));
+  row.push_back(Action::backward(StageId(0), MicrobatchId(microbatches - 1)));
+  const Placement placement =
+      make_schedule("Interleaved1F1B", {.ranks = 1, .stages_per_rank = 2, .microbatches = microbatches}).placement;
+  return {overlap ? "overlapping" : "one after the other", placement, microbatches, {row}};
+}
+
+enum class By { kHalves, kStage };  // who computes an overlap
+
+struct Times {
+  std::map<std::string, Span> spans;  // of the last recorded step, by action
+  double replay = 0;                  // seconds of a step as a graph
+};
+
+constexpr int kMicrobatches = 8;
+constexpr std::int64_t kRows = 60;
+constexpr std::int64_t kPasses = 6;  // a forward takes twice as many, a backward too
+
+Times times_of(const Schedule& schedule, By by) {
+  Times times;
+  run_ranks({.ranks = 1, .device = [](RankId) { return kGpu; }}, [&](World& world) {
+    std::vector<Stage> stages;
+    for (int s = 0; s < 2; ++s) {
+      auto layer = std::make_shared<bench::NarrowLayer>(kPasses);
+      layer->to(world.device());
+      const auto forward = [layer](const StageCall& call) -> Value { return layer->forward(call.tensor(0)); };
+      StageOptions options;
+      if (by == By::kStage) {
+        options.overlapped = [forward](const OverlapCall& both) {
+          both.backward();
+          return forward(both.forward);
+        };
+      }
+      stages.push_back(make_stage(s, layer, forward, options));
+    }
+    const PipelineOptions options{.schedule = schedule,
+                                  .loss = [](const at::Tensor& output, const at::Tensor&) { return output.mean(); },
+                                  .graph = "auto"};
+    Pipeline pipeline(world, std::move(stages), options);
+    const at::Tensor x = bench::narrow_input(kRows * kMicrobatches, world.device());
+    const at::Tensor y = at::zeros({kRows * kMicrobatches}, x.options());
+    const auto step = [&] {
+      pipeline.step({x}, {.target = y});
+      for (const at::Tensor& parameter : pipeline.parameters()) parameter.mutable_grad().reset();
+    };
+    pipeline.record_timeline(true);
+    for (int i = 0; i < 4; ++i) step();
+    for (const Span& span : pipeline.timeline()) times.spans[to_text(span.action)] = span;
+    pipeline.record_timeline(false);
+    for (int i = 0; i < 3; ++i) step();
+    ASSERT_TRUE(pipeline.captured().last_was_replayed) << pipeline.captured().reason;
+    std::vector<double> seconds;
+    for (int i = 0; i < 10; ++i) {
+      torch::cuda::synchronize();
+      const double begin = seconds_now();
+      step();
+      torch::cuda::synchronize();
+      seconds.push_back(seconds_now() - begin);
+    }
+    times.replay = median(seconds);
+  });
+  return times;
+}
+
+void expect_side_by_side(By by) {
+  const Schedule overlapping = paired(kMicrobatches, true);
+  const Times apart = times_of(paired(kMicrobatches, false), By::kHalves);
+  const Times together = times_of(overlapping, by);
+  ASSERT_EQ(apart.spans.size(), together.spans.size());
+  std::vector<double> ratios;
+  for (const Action& slot : overlapping.rows[0]) {
+    if (!slot.is_overlap()) continue;
+    double begin = 1e30;
+    double end = 0;
+    double sum = 0;
+    for_each_part(slot, [&](const Action& half) {
+      const Span& span = together.spans.at(to_text(half));
+      begin = std::min(begin, span.start);
+      end = std::max(end, span.end);
+      sum += apart.spans.at(to_text(half)).end - apart.spans.at(to_text(half)).start;
+    });
+    ratios.push_back((end - begin) / sum);
+  }
+  std::printf("overlap: median %.3f of the halves' sum, worst %.3f; a replayed step %.2f ms, %.2f ms without: %.3f\n",
+              median(ratios), *std::max_element(ratios.begin(), ratios.end()), 1e3 * together.replay,
+              1e3 * apart.replay, together.replay / apart.replay);
+  EXPECT_LE(median(ratios), 0.7) << "of the sum of the halves";
+  // 28 of 32 actions overlap: with 0.7, (4 + 28 * 0.7) / 32.
+  EXPECT_LE(together.replay / apart.replay, 0.74) << "as a graph";
+}
+
+TEST_F(Overlaps, RunSideBySide) { expect_side_by_side(By::kHalves); }
+TEST_F(Overlaps, OfAStagesOwnRunSideBySide) { expect_side_by_side(By::kStage); }
+
+/// Allocates and frees much, so that memory taken too early would be overwritten.
+struct Deep : Piece {
+  Deep() {
+    for (int i = 0; i < 6; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(kDeepWidth, kDeepWidth)));
+    }
+  }
+  ValueList run(const ValueList& in) override {
+    at::Tensor x = in[0].tensor();
+    for (auto& layer : layers) x = x + at::dropout(at::gelu(layer(x)) * 0.5, 0.1, is_training());
+    return {x};
+  }
+  static constexpr std::int64_t kDeepWidth = 768;
+  std::vector<torch::nn::Linear> layers;
+};
+
+Training deep() {
+  Training run{.model = {.name = "Deep",
+                         .make = [](int, int) { return std::make_shared<Deep>(); },
+                         .input = [](std::int64_t rows) { return at::randn({rows, Deep::kDeepWidth}); }},
+               .schedule = "Interleaved1F1B",
+               .stages = 2,
+               .microbatches = 8,
+               .steps = 12};
+  run.rows = [](int) { return 8 * 512; };
+  return run;
+}
+
+TEST_F(Overlaps, GiveTheBitsOfOneAfterTheOther) {
+  Training run = deep();
+  run.options = [](PipelineOptions& options) { options.schedule = paired(8, false); };
+  const std::vector<Trace> apart = train(run, false);
+  for (const bool by_itself : {false, true}) {
+    SCOPED_TRACE(by_itself);
+    run.options = [](PipelineOptions& options) { options.schedule = paired(8, true); };
+    run.stage_options = [by_itself](const PiecePtr& piece) {
+      StageOptions options;
+      if (!by_itself) return options;
+      options.overlapped = [piece](const OverlapCall& both) {
+        both.backward();
+        return Value(piece->run(both.forward.arguments));
+      };
+      return options;
+    };
+    expect_same_bits(train(run, false)[0], apart[0]);
+    const std::vector<Trace> graph = train(run, true);
+    expect_same_bits(graph[0], apart[0]);
+    EXPECT_EQ(graph[0].captured.replayed, 11U) << graph[0].captured.reason;
+  }
+}
+
+TEST_F(Overlaps, BetweenRanksGiveTheBitsOfOneAfterTheOther) {
+  Training run = deep();
+  run.schedule = "DualPipeV";
+  run.stages = 4;
+  run.ranks = 2;
+  const std::vector<Trace> overlapping = train(run, false);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    expect_same_bits(train(run, true)[rank], overlapping[rank]);
+  }
+  run.options = [](PipelineOptions& options) {
+    Schedule apart = make_schedule("DualPipeV", {.ranks = 2, .stages_per_rank = 2, .microbatches = 8});
+    for (Row& row : apart.rows) {
+      Row flat;
+      for (const Action& slot : row) for_each_part(slot, [&](const Action& half) { flat.push_back(half); });
+      row = std::move(flat);
+    }
+    options.schedule = apart;
+  };
+  const std::vector<Trace> apart = train(run, false);
+  for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(overlapping[rank], apart[rank]);
+}
+
+}  // namespace
+}  // namespace stagecraft::equivalence
