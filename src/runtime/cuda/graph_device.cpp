@@ -36,12 +36,6 @@ void end_capture_of(State& state) {
   if constexpr (requires { state.capturing_; }) state.capturing_ = false;
 }
 
-/// Later versions of LibTorch have no such list.
-template <typename State, typename Graph>
-void take_off_list(State& state, Graph* graph) {
-  if constexpr (requires { state.unregister_graph(graph); }) state.unregister_graph(graph);
-}
-
 template <typename Allocator, typename Pool>
 void end_host_pool(Allocator* host, const Pool& pool) {
   if constexpr (requires { host->end_allocate_to_pool(pool); }) {
@@ -50,27 +44,27 @@ void end_host_pool(Allocator* host, const Pool& pool) {
   }
 }
 
-class CudaGraph final : public DeviceGraph, private at::cuda::CUDAGraph {
+class CudaGraph final : public DeviceGraph {
  public:
   explicit CudaGraph(std::shared_ptr<void> pool_user) : pool_user_(std::move(pool_user)) {}
-  /// CUDAGraph takes itself off the list of the default generator without a lock, while other threads capture, or end too.
+  /// LibTorch's graph takes itself off the list of the default generator without a lock, while other threads capture, or
+  /// end too.
   ~CudaGraph() override {
     const std::lock_guard lock(default_generators());
-    for (auto& [state, increment] : captured_generator_states_) take_off_list(*state, static_cast<at::cuda::CUDAGraph*>(this));
-    captured_generator_states_.clear();
+    graph_.reset();
   }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
   void begin(const at::cuda::MempoolId_t& pool) {
     const std::lock_guard lock(default_generators());
-    capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+    graph_->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   }
   void end(c10::DeviceIndex device, const at::cuda::MempoolId_t& pool) {
     try {
-      capture_end();
+      graph_->capture_end();
     } catch (...) {
-      for (auto& [state, increment] : captured_generator_states_) end_capture_of(*state);
+      graph_->end_captures_of_generators();
       try {
         allocator::endAllocateToPool(device, pool);  // throws if capture_end has come so far
         allocator::releasePool(device, pool);
@@ -82,11 +76,18 @@ class CudaGraph final : public DeviceGraph, private at::cuda::CUDAGraph {
   }
   void replay() override {
     const std::shared_lock lock(captures());
-    at::cuda::CUDAGraph::replay();
+    graph_->replay();
   }
 
  private:
+  struct Graph : at::cuda::CUDAGraph {
+    void end_captures_of_generators() {
+      for (auto& [state, increment] : captured_generator_states_) end_capture_of(*state);
+    }
+  };
+
   std::shared_ptr<void> pool_user_;
+  std::unique_ptr<Graph> graph_ = std::make_unique<Graph>();
 };
 
 /// The state of a generator within the capture that is under way.
