@@ -141,6 +141,7 @@ class SocketConnection::Implementation {
   std::vector<std::shared_ptr<Line>> lines;
   std::shared_ptr<nccl::Watch> nccl;
   bool has_left = false;
+  bool has_failed = false;
 };
 
 SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& exchange, Options options)
@@ -190,17 +191,22 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
 SocketConnection::~SocketConnection() {
   leave(std::nullopt, std::chrono::seconds(5));
   if (!implementation_->nccl) return;
-  (void)wait_for_others(std::chrono::seconds(2));  // they may be reading what lies in memory of NCCL on this side
+  // They may be reading what lies in memory of NCCL on this side.
+  if (!implementation_->has_failed) (void)wait_for_others(std::chrono::seconds(2));
   implementation_->nccl->abort_all();
 }
 
 void SocketConnection::leave(const std::optional<std::string>& failure, Timeout patience) {
   if (implementation_->has_left) return;
   implementation_->has_left = true;
+  implementation_->has_failed = failure.has_value();
   const auto until = Clock::now() + patience;
   transport_->depart(failure);
   // Others may still read on their device what this rank has sent.
-  if (implementation_->nccl) (void)implementation_->nccl->wait_until_idle(until);
+  if (implementation_->nccl) {
+    constexpr auto kBriefly = std::chrono::milliseconds(200);  // after a failure it may never come
+    (void)implementation_->nccl->wait_until_idle(failure ? Clock::now() + kBriefly : until);
+  }
   implementation_->channel->say_goodbye();
   for (const auto& line : implementation_->lines) {
     if (!line->wait_until_sent(until)) return;
