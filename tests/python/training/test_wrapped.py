@@ -44,10 +44,14 @@ def stages_of(world, schedule, how, mesh):
     return stages, per_rank
 
 
-def train(rank, ranks, how):
-    """Per schedule the largest difference to one device, relative to the largest gradient: after one step, and after a second that adds."""
+def train(rank, ranks):
+    """By wrapper and schedule, the largest difference to one device, relative to the largest gradient: after one step, and after a second that adds."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     world = sc.World(mesh["pp"], timeout=60)
+    return {how: train_wrapped(how, mesh, world) for how in ("ddp", "inside", "fsdp", "replicate")}
+
+
+def train_wrapped(how, mesh, world):
     inputs, target = models.batch()
     half = len(inputs) // 2
     rows = slice(mesh["dp"].get_local_rank() * half, (mesh["dp"].get_local_rank() + 1) * half)
@@ -133,9 +137,13 @@ def refusals(rank, ranks):
     return said
 
 
-def after_a_failure(rank, ranks, how):
+def after_a_failure(rank, ranks):
     """A module raises in the middle of a step; the next step is as if nothing had happened, and the module works alone."""
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    return {how: fail_and_go_on(rank, ranks, how, mesh) for how in ("ddp", "fsdp", "replicate")}
+
+
+def fail_and_go_on(rank, ranks, how, mesh):
     inputs, target = models.batch()
     half = len(inputs) // ranks
     rows = slice(rank * half, rank * half + half)
@@ -175,8 +183,8 @@ def after_a_failure(rank, ranks, how):
 
 class Wrapped(unittest.TestCase):
     def test_gradients(self):
-        for how in ("ddp", "inside", "fsdp", "replicate"):
-            for rank, found in enumerate(processes.run("test_wrapped:train", 4, how=how)):
+        for rank, by_wrapper in enumerate(processes.run("test_wrapped:train", 4)):
+            for how, found in by_wrapper.items():
                 self.assertEqual(set(found), set(SCHEDULES))
                 for schedule, worst in found.items():
                     with self.subTest(how=how, schedule=schedule, rank=rank):
@@ -197,8 +205,8 @@ class Wrapped(unittest.TestCase):
             self.assertIn("both would reduce", said.get("precision", ""))
 
     def test_after_a_failure(self):
-        for how in ("ddp", "fsdp", "replicate"):
-            for worst in processes.run("test_wrapped:after_a_failure", 2, how=how):
+        for found in processes.run("test_wrapped:after_a_failure", 2):
+            for how, worst in found.items():
                 with self.subTest(how=how):
                     self.assertLess(worst, 1e-5)
 
