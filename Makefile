@@ -210,14 +210,21 @@ together: wheel
 	@build/python/tools/bin/pip --python build/python/together/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft*.whl
 
+build/python/types/.ready: Makefile
+	@$(PYTHON) -m venv build/python/types
+	@build/python/types/bin/pip install --quiet --disable-pip-version-check 'mypy>=1.11' \
+	  || { echo "test-python: pip could not install mypy: check the network" >&2; exit 1; }
+	@touch $@
+
 # The first wheel alone in an empty environment (no torch, no numpy, nothing that could compile); then the second in the build folder; then both together.
-test-python: together  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
+test-python: together build/python/types/.ready  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
 	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
 	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
 	@ctest --preset python -j $(JOBS)
 	@cd tests/python/together && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest
+	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
 
 clean:  ## Remove what was built (setup stays)
 	rm -rf build

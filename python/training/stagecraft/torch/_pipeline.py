@@ -214,7 +214,7 @@ class Pipeline:
         """The lowered schedule: a stagecraft.Schedule where that package is installed, otherwise rows of actions."""
         rows, name = self._box.schedule_rows(), self._box.schedule_name()
         try:
-            from stagecraft import Schedule
+            from stagecraft import Schedule  # type: ignore[attr-defined,unused-ignore]
         except ImportError:
             return rows
         return Schedule.from_csv("".join(",".join(row) + "\n" for row in rows), name=name)

@@ -21,7 +21,7 @@ from stagecraft.torch._errors import InvalidArgument
 KINDS = ("F", "B", "I", "W", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
-def _loaded(module: str, name: str) -> type | tuple:
+def _loaded(module: str, name: str) -> Any:
     """A class, if its module was imported: otherwise nothing can be an instance of it."""
     found = sys.modules.get(module)
     return getattr(found, name) if found is not None else ()
@@ -54,7 +54,7 @@ class _Wrappers:
     def __init__(self, module: torch.nn.Module) -> None:
         sharded = _loaded("torch.distributed.fsdp", "FSDPModule")
         self.replicated = [one for one in module.modules() if isinstance(one, DistributedDataParallel)]
-        self.sharded = [one for one in module.modules() if isinstance(one, sharded)]
+        self.sharded: list[Any] = [one for one in module.modules() if isinstance(one, sharded)]
         inner = {id(part) for one in self.sharded for part in one.modules() if part is not one}
         self.roots = [one for one in self.sharded if id(one) not in inner]
 
@@ -97,7 +97,8 @@ def _reduce_shards(module: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     _let_reduce(module, True)
-    state = (replicate if isinstance(module, ReplicateModule) else fully_shard).state(module)
+    contract: Any = replicate if isinstance(module, ReplicateModule) else fully_shard
+    state = contract.state(module)
     for one in state._state_ctx.all_states:
         for group in one._fsdp_param_groups:
             group.post_backward()
