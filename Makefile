@@ -224,6 +224,7 @@ test-python: together build/python/types/.ready  ## The schedule wheel in an emp
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
 	@ctest --preset python -j $(JOBS)
 	@cd tests/python/together && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest
+	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest test_costs test_simulation  # with numpy
 	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
 
 clean:  ## Remove what was built (setup stays)
