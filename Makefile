@@ -24,7 +24,7 @@ SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream test-gpu \
-  crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training together clean
+  crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training together test-sources clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -226,6 +226,20 @@ test-python: together build/python/types/.ready  ## The schedule wheel in an emp
 	@cd tests/python/together && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest test_costs test_simulation  # with numpy
 	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
+
+# What a user's pip does with the sources. It compiles both halves, a quarter of an hour without ccache: for releases, not for CI.
+test-sources: torch build/python/tools/.ready  ## Both Python packages built by pip from a clone, into empty environments, and tried there
+	@rm -rf build/python/clone build/python/from-sources && git clone --quiet . build/python/clone
+	@build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/python/from-sources build/python/clone/python/schedule
+	@$(PYTHON) -m venv --clear --without-pip build/python/empty
+	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
+	  --only-binary :all: build/python/from-sources/stagecraft-[0-9]*.whl
+	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
+	@.venv/bin/python -m venv --clear build/python/sources
+	@.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(build/python/sources/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+	@build/python/sources/bin/pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.10'
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/python/sources/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./build/python/clone/python/training
+	@cd tests/python/training && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/sources)/bin/python" -m unittest test_pipeline test_equivalence
 
 clean:  ## Remove what was built (setup stays)
 	rm -rf build
