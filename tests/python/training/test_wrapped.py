@@ -56,9 +56,11 @@ def train_wrapped(how, mesh, world):
     half = len(inputs) // 2
     rows = slice(mesh["dp"].get_local_rank() * half, (mesh["dp"].get_local_rank() + 1) * half)
     found = {}
-    for schedule in SCHEDULES:
+    for schedule in (*SCHEDULES, "1F1B without REDUCE_GRAD"):
+        schedule, _, without = schedule.partition(" ")
         stages, per_rank = stages_of(world, schedule, how, mesh["dp"])
-        pipeline = sc.Pipeline(stages, world=world, schedule=schedule, stages_per_rank=per_rank, microbatches=4, loss=models.mean_loss)
+        pipeline = sc.Pipeline(stages, world=world, schedule=schedule, stages_per_rank=per_rank, microbatches=4, loss=models.mean_loss,
+                               **({"passes": "unshard_reshard,send_recv"} if without else {}))  # fmt: skip
         _, expected = models.one_device(models.blocks(2 * per_rank), inputs, target, 4)
         if how != "inside":
             assert {name for name, _ in pipeline.named_parameters()} <= set(expected), "names are not those of the unwrapped model"
@@ -68,7 +70,7 @@ def train_wrapped(how, mesh, world):
             for name, parameter in pipeline.named_parameters():
                 wanted = times * expected[name.replace("0.module.", "", 1) if how == "inside" else name]
                 worst = max(worst, ((full(parameter.grad) - wanted).abs().max() / wanted.abs().max()).item())
-        found[schedule] = worst
+        found[f"{schedule} {without}".strip()] = worst
     return found
 
 
@@ -168,6 +170,12 @@ def fail_and_go_on(rank, ranks, how, mesh):
     for stage, own in zip(stages, reference):
         for got, wanted in zip(stage.submod.parameters(), own.parameters()):
             worst = max(worst, (full(got.grad) - wanted.grad).abs().max().item() / wanted.grad.abs().max().item())
+    output = pipeline.eval(inputs[rows], target=target[rows]).output
+    with torch.no_grad():
+        value = inputs[rows]
+        for own in reference:
+            value = own(value)
+    worst = max(worst, (output - value).abs().max().item())
     # Alone, the wrapper reduces in its backward again.
     for stage in stages:
         stage.submod.zero_grad()
@@ -185,7 +193,7 @@ class Wrapped(unittest.TestCase):
     def test_gradients(self):
         for rank, by_wrapper in enumerate(processes.run("test_wrapped:train", 4)):
             for how, found in by_wrapper.items():
-                self.assertEqual(set(found), set(SCHEDULES))
+                self.assertEqual(set(found), {*SCHEDULES, "1F1B without REDUCE_GRAD"})
                 for schedule, worst in found.items():
                     with self.subTest(how=how, schedule=schedule, rank=rank):
                         self.assertLess(worst, 1e-5)

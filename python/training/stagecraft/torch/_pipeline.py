@@ -143,10 +143,12 @@ class Pipeline:
             for kind in KINDS:
                 self._install(kind)
         try:
-            return StepResult(*function(*given))
+            result = StepResult(*function(*given))
+            self._wrapped.finish()
         except BaseException:
             self._wrapped.let_go()
             raise
+        return result
 
     def infer_shapes(self, *arguments: Any, **keywords: Any) -> list:
         """(stage, microbatch, [(shape, dtype), ...]) of the outputs of this rank's stages, found without computing them."""

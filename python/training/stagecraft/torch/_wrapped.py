@@ -78,7 +78,7 @@ class _Wrappers:
             _average(one)
 
     def let_go(self) -> None:
-        """After a failure."""
+        """Frees gathered weights, which an evaluation or a failure may leave, and lets the wrappers reduce in their own backwards again."""
         for one in self.roots:
             _let_reduce(one, True)
         for one in self.sharded:
@@ -131,6 +131,7 @@ class WrappedStages:
         self._stages = stages
         self._known: dict[int, tuple[Any, type, _Wrappers]] = {}
         self._gathering: dict[int, list[Any]] = {}
+        self._unreduced: set[int] = set()  # stages with gradients of this step that no REDUCE_GRAD has seen
 
     def look(self) -> bool:
         """Whether any stage is wrapped. Called before every step: a module may be wrapped or replaced at any time."""
@@ -161,9 +162,14 @@ class WrappedStages:
                 )
 
     def handler(self, kind: str) -> Callable[[int, str, Callable[[], None]], None]:
-        return {"UNSHARD": self._unshard, "RESHARD": self._reshard, "REDUCE_GRAD": self._reduce}.get(kind, self._compute)
+        own = {"F": self._forward, "UNSHARD": self._unshard, "RESHARD": self._reshard, "REDUCE_GRAD": self._reduce}
+        return own.get(kind, self._backward)
 
-    def _compute(self, stage: int, action: str, run: Callable[[], None]) -> None:
+    def _backward(self, stage: int, action: str, run: Callable[[], None]) -> None:
+        self._unreduced.add(stage)
+        self._forward(stage, action, run)
+
+    def _forward(self, stage: int, action: str, run: Callable[[], None]) -> None:
         wrappers = self._known[stage][2]
         if not wrappers:
             return run()
@@ -185,10 +191,20 @@ class WrappedStages:
 
     def _reduce(self, stage: int, action: str, run: Callable[[], None]) -> None:
         run()
+        self._unreduced.discard(stage)
         self._known[stage][2].reduce()
+
+    def finish(self) -> None:
+        """After a step: what a schedule without REDUCE_GRAD has left is reduced, weights are freed, and the modules work alone again."""
+        for stage in sorted(self._unreduced):
+            self._known[stage][2].reduce()
+        self._unreduced.clear()
+        for _, _, wrappers in self._known.values():
+            wrappers.let_go()
 
     def let_go(self) -> None:
         """After a step that failed: weights are freed, and the modules work alone again."""
+        self._unreduced.clear()
         for handles in self._gathering.values():
             for handle in handles:
                 handle.wait()
