@@ -24,7 +24,7 @@ SANITIZER_PACKAGES := clang libclang-rt-dev
 LINT_PACKAGES := clang clang-format clang-tidy
 
 .PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream test-gpu \
-  crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training clean
+  crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training together test-sources clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,7 +122,7 @@ crossings: setup  ## Random crossings of features against one device, for SECOND
 	@STAGECRAFT_CROSSINGS_SECONDS=$$(($(SECONDS) * 7 / 10)) build/bin/crossings_test
 	@for ranks in 2 3 4; do STAGECRAFT_CROSSINGS_SECONDS=$(SECONDS) mpirun --allow-run-as-root --oversubscribe -n $$ranks build/bin/crossings_test || exit 1; done
 
-bench: setup command  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
+bench: setup command together  ## Ours beside the installed torch, ratios printed, written to build/bench/*.json
 	@mkdir -p build/bench
 	@cmake --build --preset release -j $(JOBS) --target benches
 	@failed=0; \
@@ -132,6 +132,7 @@ bench: setup command  ## Ours beside the installed torch, ratios printed, writte
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
 	  .venv/bin/python bench/training_bench.py --sharding build/bin/sharding_bench --recompute build/bin/recompute_bench --json build/bench/training.json || failed=1; \
 	  .venv/bin/python bench/fidelity_bench.py --bench build/bin/fidelity_bench --json build/bench/fidelity.json || failed=1; \
+	  OMP_NUM_THREADS=1 build/python/together/bin/python bench/python_bench.py --json build/bench/python.json || failed=1; \
 	  build/bin/save_bench 1024 4 64 4 build/bench/checkpoints > build/bench/save.json && cat build/bench/save.json || failed=1; \
 	  exit $$failed
 
@@ -214,18 +215,43 @@ wheel-training: setup wheel-schedule
 	  --config-settings=build-dir="$(abspath build/python/packing-training)" --config-settings=cmake.define.STAGECRAFT_PREBUILT="$(abspath build)" python/training
 	@ls -l build/wheels/stagecraft_torch-*.whl | awk '{print "wheel: " $$NF ", " $$5 " bytes"}'
 
+# Both wheels together, with the torch of .venv: what users of the training half have.
+together: wheel
+	@.venv/bin/python -m venv --clear --without-pip build/python/together
+	@.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(build/python/together/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+	@build/python/tools/bin/pip --python build/python/together/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
+	  --only-binary :all: build/wheels/stagecraft*.whl
+
+build/python/types/.ready: Makefile
+	@$(PYTHON) -m venv build/python/types
+	@build/python/types/bin/pip install --quiet --disable-pip-version-check 'mypy>=1.11' \
+	  || { echo "test-python: pip could not install mypy: check the network" >&2; exit 1; }
+	@touch $@
+
 # The first wheel alone in an empty environment (no torch, no numpy, nothing that could compile); then the second in the build folder; then both together.
-test-python: wheel  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
+test-python: together build/python/types/.ready  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
 	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
 	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
 	@ctest --preset python -j $(JOBS)
-	@.venv/bin/python -m venv --clear --without-pip build/python/together
-	@.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(build/python/together/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
-	@build/python/tools/bin/pip --python build/python/together/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
-	  --only-binary :all: build/wheels/stagecraft*.whl
 	@cd tests/python/together && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest
+	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest test_costs test_simulation  # with numpy
+	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
+
+# What a user's pip does with the sources. It compiles both halves, a quarter of an hour without ccache: for releases, not for CI.
+test-sources: torch build/python/tools/.ready  ## Both Python packages built by pip from a clone, into empty environments, and tried there
+	@rm -rf build/python/clone build/python/from-sources && git clone --quiet . build/python/clone
+	@build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/python/from-sources build/python/clone/python/schedule
+	@$(PYTHON) -m venv --clear --without-pip build/python/empty
+	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
+	  --only-binary :all: build/python/from-sources/stagecraft-[0-9]*.whl
+	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/empty)/bin/python" -m unittest
+	@.venv/bin/python -m venv --clear build/python/sources
+	@.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(build/python/sources/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+	@build/python/sources/bin/pip install --quiet --disable-pip-version-check 'scikit-build-core>=0.10'
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) build/python/sources/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./build/python/clone/python/training
+	@cd tests/python/training && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/sources)/bin/python" -m unittest test_pipeline test_equivalence
 
 clean:  ## Remove what was built (setup stays)
 	rm -rf build

@@ -1,11 +1,12 @@
 """A training step of Python modules: stagecraft.torch ("ours") and stagecraft.pipelining ("door") beside a bare Python loop and beside
 torch.distributed.pipelining, in one process.
 
-    PYTHONPATH=build/python .venv/bin/python bench/python_bench.py [--json FILE] [--rounds N] [--only one|two|memory]
+    build/python/together/bin/python bench/python_bench.py [--json FILE] [--rounds N] [--only one|two|memory|import]
 
 Four stages of Linear, ReLU, Linear of width 16 on one rank, eight microbatches, one thread. All take turns, so that a slow spell of the
 machine hits all; the best turn of each counts. Then two ranks as processes over Gloo, and the peak memory of a small GPT on one rank, one process
-for each side. Fails (exit code 1) when a target is missed:
+for each side. And what importing stagecraft without torch adds to the start of Python, which is printed only: it depends on the disk. Fails
+(exit code 1) when a target is missed:
 
   one rank:        at most 1.10 (zero bubble 1.35) times the bare loop; at least 2.8 (3.8) times faster than torch
   two Gloo ranks:  at most half of torch's step
@@ -260,11 +261,26 @@ def memory(rows):
     ]
 
 
+def imports(rows):
+    """The least time of a new Python that imports stagecraft, beside one that imports nothing. torch is imported by neither."""
+    best = {}
+    for _ in range(20):
+        for name, text in (("bare", "pass"), ("stagecraft", "import stagecraft, sys; assert 'torch' not in sys.modules")):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", text], check=True)
+            best[name] = min(best.get(name, 1e9), time.perf_counter() - begin)
+    added = best["stagecraft"] - best["bare"]
+    print(f"\n{'import stagecraft':<24} {'bare ms':>8} {'with ms':>8} {'added ms':>9} {'with/bare':>11} {'wanted':>11}")
+    print(f"{'a new Python':<24} {1e3 * best['bare']:>8.1f} {1e3 * best['stagecraft']:>8.1f} {1e3 * added:>9.1f} "
+          f"{best['stagecraft'] / best['bare']:>10.2f}x {'50 ms added':>11}", flush=True)
+    rows.append({"import": "stagecraft", **best, "added": added})
+
+
 def main():
     parser = argparse.ArgumentParser(description="A training step of Python modules beside a bare loop and beside torch")
     parser.add_argument("--json")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", choices=["one", "two", "memory"], help="one part: one rank, two ranks, memory")
+    parser.add_argument("--only", choices=["one", "two", "memory", "import"], help="one part: one rank, two ranks, memory, import")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     parser.add_argument("--rank-of-two", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -280,6 +296,8 @@ def main():
         missed += two_ranks(options.rounds, rows)
     if options.only in (None, "memory"):
         missed += memory(rows)
+    if options.only in (None, "import"):
+        imports(rows)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=1)

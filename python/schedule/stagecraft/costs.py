@@ -25,7 +25,7 @@ class Costs:
         import json
 
         self._capsule = _schedule.costs_parse(json.dumps(_plain(keys, "")))
-        self._dict = None
+        self._dict: dict | None = None
 
     @classmethod
     def _of(cls, capsule: object) -> Costs:

@@ -10,6 +10,9 @@ class Drawn:
 
     __slots__ = ()
 
+    def to_svg(self) -> str:
+        raise NotImplementedError
+
     def _repr_svg_(self) -> str | None:
         try:
             return self.to_svg()

@@ -65,7 +65,7 @@ class Recording:
     def spans(self, step: int = 0) -> list[list[Span]]:
         """The actions of each rank in the order of execution."""
         ranks = _schedule.recording_spans(self, step)
-        return [[Span(Action.from_text(own[0]), *own[1:]) for own in rank] for rank in ranks]
+        return [[Span(action, *rest) for text, *rest in rank if (action := Action.from_text(text))] for rank in ranks]
 
     def summary(self, step: int = 0) -> TimelineSummary:
         return TimelineSummary(*_schedule.recording_summary(self, step))

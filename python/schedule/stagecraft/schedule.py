@@ -66,7 +66,7 @@ class Schedule(Drawn):
         Raises ScheduleError when a stage computes on two ranks, when stage numbers have gaps, or without any action.
         """
         self._capsule = _schedule.schedule_from_rows(_texts(rows), name)
-        self._facts = None
+        self._facts: dict | None = None
 
     @classmethod
     def _of(cls, capsule: object) -> Schedule:
@@ -168,7 +168,7 @@ class Schedule(Drawn):
     @property
     def rows(self) -> list[list[Action | None]]:
         """The actions of each rank in order; None is an idle slot. Made anew at each call."""
-        return [[cell and Action.from_text(cell) for cell in row] for row in _schedule.schedule_rows(self)]
+        return [[Action.from_text(cell) if cell else None for cell in row] for row in _schedule.schedule_rows(self)]
 
     # --- lowering and verifying ---
 

@@ -354,5 +354,45 @@ class Splitting(unittest.TestCase):
         assert [node.target for node in module.graph.find_nodes(op="call_module")] == ["layers.0", "layers.1"]
 
 
+class BlockMasks(unittest.TestCase):
+    """Of flex attention, cut along the batch; beside torch's."""
+
+    def setUp(self):
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        lengths = torch.tensor([5, 9, 16, 2, 12])
+        self.rows, self.length = len(lengths), 16
+        self.mask = create_block_mask(
+            lambda b, h, q, k: (q >= k) & (k < lengths[b]), self.rows, None, self.length, self.length, device="cpu", BLOCK_SIZE=4
+        )
+
+    def test_parts(self):
+        from torch.distributed.pipelining import microbatch as theirs
+        from stagecraft.pipelining import microbatch as ours
+
+        row, place = torch.tensor(0), torch.arange(self.length)
+        for count in (1, 2, 3, 5):
+            parts = [package._split_block_mask(self.mask, count) for package in (theirs, ours)]
+            self.assertEqual([len(one) for one in parts], [count, count])
+            for expected, part in zip(*parts, strict=True):
+                self.assertTrue(torch.equal(part.to_dense(), expected.to_dense()))
+                for b in range(part.kv_num_blocks.shape[0]):
+                    for q in place:
+                        values = [one.mask_mod(row + b, row, q, place) for one in (expected, part)]
+                        self.assertTrue(torch.equal(*values))
+        with self.assertRaisesRegex(AssertionError, "fewer batch size"):
+            ours._split_block_mask(self.mask, 6)
+
+    def test_what_trainers_look_up(self):
+        """The whole mask and the first row, in the closure of a part's function."""
+        from stagecraft.pipelining.microbatch import _split_block_mask
+
+        for first, part in zip((0, 2, 4), _split_block_mask(self.mask, 3), strict=True):
+            function = part.mask_mod
+            found = {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True)}
+            self.assertEqual(found["idx"], first)
+            self.assertIs(found["block_mask"], self.mask)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -57,6 +57,21 @@ class Plan(CommandCase):
         self.assertEqual(found.cuts[0], 0)
         self.assertEqual(found.cuts[-1], 6)
 
+    def test_an_exact_solution(self):
+        """Of a case whose lower bound is not reached, so that only the exact solution proves it."""
+        costs = sc.Costs(forward=1, backward_input=1, backward_weight=1)
+        costs.write(self.folder / "costs.json")
+        small = {"ranks": 2, "microbatches": 2, "placement": "v", "effort": 0.01}
+        searched, solved = sc.plan(costs, **small), sc.plan(costs, **small, exact=True)
+        self.assertFalse(searched.proven)
+        self.assertTrue(solved.proven)
+        self.assertLessEqual(solved.span, searched.span)
+        text = self.output("plan", "--ranks", 2, "--microbatches", 2, "--placement", "v", "--effort", 0.01, "--costs", "costs.json",
+                           "--exact", "--format", "json")
+        self.assertEqual({**solved.to_dict(), "seconds": 0}, {**json.loads(text), "seconds": 0})
+        with self.assertRaisesRegex(sc.InvalidArgument, "without --exact"):
+            sc.plan(costs, ranks=16, microbatches=64, effort=0.01, exact=True)
+
     def test_report_and_pickle(self):
         found = sc.plan(self.costs, **QUICK)
         self.assertRegex(found.to_text(), r"found by +\S+")

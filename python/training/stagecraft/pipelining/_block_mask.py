@@ -40,7 +40,7 @@ def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]
                 full_number,
                 full_indices,
                 BLOCK_SIZE=block_mask.BLOCK_SIZE,
-                mask_mod=_from_row(block_mask.mask_mod, first_row),
+                mask_mod=_from_row(block_mask, first_row),
                 seq_lengths=block_mask.seq_lengths,
             )
         )
@@ -48,10 +48,13 @@ def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]
     return masks
 
 
-def _from_row(mask_mod: Callable, first_row: int) -> Callable:
-    """The mask function of the rows from first_row on: a part counts its rows from zero."""
+def _from_row(block_mask: BlockMask, idx: int) -> Callable:
+    """The mask function of the rows from idx on: a part counts its rows from zero.
+
+    Trainers that trace one part and replay it for the others look up `block_mask` and `idx` in the function's closure.
+    """
 
     def shifted(b, h, q_idx, kv_idx):
-        return mask_mod(b + torch.full_like(b, first_row), h, q_idx, kv_idx)
+        return block_mask.mask_mod(b + torch.full_like(b, idx), h, q_idx, kv_idx)
 
     return shifted

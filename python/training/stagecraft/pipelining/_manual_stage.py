@@ -141,6 +141,15 @@ class PipelineStage(_PipelineStageBase):
         next_stage = [] if self.is_last else [self.stage_index + 1]
         self.act_send_info = {index: list(next_stage) for index in range(len(self._stage_meta.outputs))}
 
+    def _to_tensor(self, arg: torch.Tensor | TensorMeta) -> torch.Tensor:
+        """A leaf on the stage's device: the given tensor cut off from the user's graph, or zeros of that description."""
+        if not isinstance(arg, (torch.Tensor, _TensorMeta)):
+            raise PipeliningMetadataError(f"Unsupported type {type(arg)} for _to_tensor: {arg}")
+        return _inference.stand_in(self, arg)
+
+    def _ones_from_metadata(self, meta: TensorMeta) -> torch.Tensor:
+        return _inference.ones_like_meta(self, meta)
+
     def _compute_outputs(self, *args: torch.Tensor, module: torch.nn.Module, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 

@@ -75,7 +75,10 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._backward_initialized = value
 
     def _initialize_stages(self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Any = None) -> None:
-        self._prepare([args] * self._n_microbatches, [kwargs] * self._n_microbatches, target, loss_kwargs)
+        self._set_up(args, kwargs, target, loss_kwargs)
+
+    def _initialize(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        self._initialize_stages(args, kwargs, target, loss_kwargs)
 
     def _should_compute_loss(self, stage: _PipelineStageBase) -> bool:
         return stage.is_last and self._loss_fn is not None

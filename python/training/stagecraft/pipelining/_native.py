@@ -133,7 +133,7 @@ class NativeEngine:
                 torch._foreach_div_(grads, schedule._n_microbatches)
         for weight, grad in kept:
             weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
-        schedule._internal_losses.update(enumerate(losses))
+        schedule._internal_losses.extend(losses)
         schedule.backward_counter.update({stage.stage_index: schedule._n_microbatches for stage in self._stages})
         if step.return_outputs and self._last is not None:
             self._last.output_chunks[:] = outputs

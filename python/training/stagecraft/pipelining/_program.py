@@ -9,7 +9,7 @@ Backwards likewise. In a step without backwards their actions are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from ._actions import (
     _ComputationType,
 )
 from ._data_parallel import fsdp_modules
-from ._p2p import _batch_p2p, _sorted_batch_p2p, _wait_batch_p2p
+from ._p2p import _batch_p2p, _sorted_batch_p2p
 
 if TYPE_CHECKING:
     from ._schedule_base import _PipelineSchedule
@@ -71,9 +71,9 @@ class Step:
     context: _PipelineContext
     sent: dict[_Action, list[dist.Work]] = field(default_factory=dict)
 
-    def let_go(self, sends: Sequence[_Action]) -> None:
+    def let_go(self, sends: Iterable[_Action]) -> None:
         for send in sends:
-            _wait_batch_p2p(self.sent.pop(send, ()))
+            _wait(self.sent.pop(send, ()), send, self.schedule)
 
 
 Operation = Callable[[Step], None]
@@ -108,9 +108,7 @@ class Program:
                         operation(step)
                 else:
                     operation(step)
-            for works in step.sent.values():
-                _wait_batch_p2p(works)
-            step.sent.clear()
+            step.let_go(list(step.sent))
         except BaseException:
             self.failed_at, self.failed_in = position, action
             raise
@@ -226,7 +224,7 @@ class _Compiler:
             ops = stage.get_fwd_send_ops(microbatch) if forward else stage.get_bwd_send_ops(microbatch)
             if drop:
                 stage.fwd_cache.pop(microbatch, None)
-            works = _post(ops, "send")
+            works = _post(ops, action, step.schedule)
             if works:
                 step.sent[action] = works
 
@@ -245,7 +243,7 @@ class _Compiler:
                 stage_idx, mb_index = key
                 raise AssertionError(f"Recv twice for {stage_idx=} {mb_index=} without executing {what}")
             ops = stage.get_fwd_recv_ops(microbatch) if forward else stage.get_bwd_recv_ops(microbatch)
-            arrivals[key] = _post(ops, "recv")
+            arrivals[key] = _post(ops, action, step.schedule)
 
         return run
 
@@ -267,9 +265,9 @@ class _Compiler:
                 receives = stage.get_fwd_recv_ops(receive.microbatch_index)
             ops = sends + receives
             if any(op.peer != ops[0].peer for op in ops):
-                works = _post(sends, "send"), _post(receives, "recv")
+                works = _post(sends, send, step.schedule), _post(receives, receive, step.schedule)
             else:
-                posted = _batch_p2p(ops, "exchange")
+                posted = _post(ops, send, step.schedule)
                 # A transport may give one handle for all.
                 apart = len(sends) if len(posted) == len(ops) else 0
                 works = posted[:apart], posted[apart:]
@@ -293,8 +291,7 @@ class _Compiler:
             if works is None:
                 doing = "Computing" if forward else "Attempted to run compute"
                 raise AssertionError(f"{doing} {action=} before receiving input")
-            for work in works:
-                work.wait()
+            _wait(works, action, step.schedule)
             if received:
                 step.let_go(received)
 
@@ -342,7 +339,7 @@ class _Compiler:
                 last = counter[stage_index] == schedule._n_microbatches
             stage.backward_one_chunk(microbatch, loss=loss, full_backward=whole, last_backward=last)
             if loss is not None:
-                schedule._drop_graph_of_loss(microbatch)
+                schedule._internal_losses.let_go_of_graph(microbatch)
             if before is not None:
                 before.set_local_bwd_input(stage.get_local_bwd_output(microbatch), microbatch)
 
@@ -407,11 +404,37 @@ class _Compiler:
         return run
 
 
-def _post(ops: list[dist.P2POp], desc: str) -> list[dist.Work]:
-    # Values that skip stages go to several ranks: then a batch per rank.
-    if any(op.peer != ops[0].peer for op in ops):
-        return [work for works in _sorted_batch_p2p(ops, desc).values() for work in works]
-    return _batch_p2p(ops, desc)
+def _post(ops: list[dist.P2POp], action: _Action, schedule: _PipelineSchedule) -> list[dist.Work]:
+    try:
+        # Values that skip stages go to several ranks: then a batch per rank.
+        if any(op.peer != ops[0].peer for op in ops):
+            return [work for works in _sorted_batch_p2p(ops).values() for work in works]
+        return _batch_p2p(ops)
+    except RuntimeError as error:
+        raise _lost(action, schedule, error) from error
+
+
+def _wait(works: Iterable[dist.Work], action: _Action, schedule: _PipelineSchedule) -> None:
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        raise _lost(action, schedule, error) from error
+
+
+def _lost(action: _Action, schedule: _PipelineSchedule, error: RuntimeError) -> RuntimeError:
+    """Says whose message it was: the transport names an address at best."""
+    kind, index = action.computation_type, action.stage_index
+    stage = next(stage for stage in schedule._local_stages() if stage.stage_index == index)
+    if kind is SEND_F:
+        others = {other for targets in stage.act_send_info.values() for other in targets}
+    elif kind is SEND_B:
+        others = set(stage.grad_send_info or ())
+    else:
+        infos = stage.args_recv_info if kind in (F, RECV_F) else stage.grad_recv_info
+        others = {info.source for info in infos.get(action.microbatch_index, ()) if not info.is_root_arg}
+    ranks = " or ".join(f"rank {stage.stage_index_to_group_rank[other]} (stage {other})" for other in sorted(others - {None}))
+    return RuntimeError(f"[Stage {index}] {action}: a message to or from {ranks} failed: {error}")
 
 
 def _nothing(step: Step) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from abc import ABC
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _engine, _inference
 from ._acknowledgement import receives_in_order_sent
 from ._actions import _Action, _ComputationType
 from ._gradients import StepGradients
+from ._losses import StepLosses
 from ._manual_stage import PipelineStage
 from ._order_text import _format_pipeline_order
 from ._p2p import _batch_p2p, _wait_batch_p2p, has_tags
@@ -59,12 +61,12 @@ class _PipelineSchedule(ABC):
         self._forward_initialized = False
         self._backward_initialized = False
 
-        # State of a step, for custom functions to read. Losses by microbatch; messages on their way by (stage, microbatch).
-        self._internal_losses: dict[int, torch.Tensor] = {}
+        # State of a step, for custom functions to read and change. Messages on their way are by (stage, microbatch).
+        self._internal_losses = StepLosses()
         self.fwd_recv_ops: dict[tuple[int, int], list[dist.Work]] = {}
         self.bwd_recv_ops: dict[tuple[int, int], list[dist.Work]] = {}
         self.backward_counter: Counter[int] = Counter()
-        self.unshard_ops: dict[int, list[Any]] = {}
+        self.unshard_ops: dict[int, list[Any]] = defaultdict(list)
         self.unsharded_stages: set[int] = set()
         self._gradients = StepGradients()
 
@@ -83,6 +85,10 @@ class _PipelineSchedule(ABC):
         """The lowered table of all ranks, and which row is this rank's."""
         raise NotImplementedError
 
+    def _initialize(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        """Calls the method by whose name users know _set_up."""
+        raise NotImplementedError
+
     # Losses
 
     def _compute_loss(self, output: Any, target: Any, loss_kwargs: dict[str, Any] | None = None) -> torch.Tensor:
@@ -97,23 +103,18 @@ class _PipelineSchedule(ABC):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if self._loss_fn is not None and stage.is_last:
-            self._internal_losses[mb_index] = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
+            self._internal_losses.put(mb_index, self._compute_loss(output, target_mbs[mb_index], loss_kwargs))
 
     def _maybe_get_loss(self, stage: _PipelineStageBase, mb_index: int) -> torch.Tensor | None:
         if self._loss_fn is None or not stage.is_last:
             return None
-        if mb_index not in self._internal_losses:
+        loss = self._internal_losses.of(mb_index)
+        if loss is None:
             raise RuntimeError(
                 f"Loss for microbatch {mb_index} is not available. "
-                f"Available losses for microbatches: {sorted(self._internal_losses)}"
+                f"Available losses for microbatches: {sorted(self._internal_losses.microbatches())}"
             )
-        return self._internal_losses[mb_index]
-
-    def _drop_graph_of_loss(self, mb_index: int) -> None:
-        """After its backward a loss is only a number."""
-        loss = self._internal_losses.get(mb_index)
-        if loss is not None:
-            self._internal_losses[mb_index] = loss.detach()
+        return loss
 
     def _update_losses(self, stages: Any, losses: list | None) -> None:
         """Gives the losses to the user, microbatches ascending, if this rank has them."""
@@ -121,7 +122,7 @@ class _PipelineSchedule(ABC):
         if losses is not None and any(stage.is_last for stage in stages):
             if len(self._internal_losses) != self._n_microbatches:
                 raise RuntimeError(f"Expecting {self._n_microbatches} losses but got {len(self._internal_losses)}")
-            losses[:] = [self._internal_losses[index] for index in sorted(self._internal_losses)]
+            losses[:] = self._internal_losses.in_order()
         self._internal_losses.clear()
 
     # A step
@@ -196,7 +197,7 @@ class _PipelineSchedule(ABC):
         for stage in self._local_stages():
             stage.has_backward = self._has_backward
         self._forget_last_step()
-        self._prepare(arg_mbs, kwarg_mbs, target_mbs[0] if target_mbs else None, loss_kwargs)
+        self._prepare(arg_mbs, kwarg_mbs, target_mbs, loss_kwargs)
         engine = _engine.faster_engine(self, step)
         if engine is not None:
             engine.run(step)
@@ -254,7 +255,9 @@ class _PipelineSchedule(ABC):
             self.unsharded_stages.clear()
 
     def _assert_unsharded(self, stage: _PipelineStageBase) -> None:
-        """Waits for a stage's weights if they are being gathered; fails if nobody gathers them."""
+        """Waits for a sharded stage's weights if they are being gathered; fails if nobody gathers them."""
+        if not isinstance(stage.submod, FSDPModule):
+            return
         stage_idx = stage.stage_index
         handles = self.unshard_ops.pop(stage_idx, None)
         if handles is not None:
@@ -266,20 +269,56 @@ class _PipelineSchedule(ABC):
 
     # Preparation of the stages
 
-    def _prepare(self, arg_mbs: list, kwarg_mbs: list, target: Any, loss_kwargs: dict[str, Any] | None) -> None:
+    def _is_prepared(self) -> bool:
+        return self._forward_initialized and self._has_backward == self._backward_initialized
+
+    def _prepare(
+        self, arg_mbs: list, kwarg_mbs: list, target_mbs: list | None, loss_kwargs: dict[str, Any] | None
+    ) -> None:
         """On the first step, and when training and evaluation alternate: stages learn what they will receive."""
-        opened = self._forward_initialized
-        if opened and self._has_backward == self._backward_initialized:
+        if self._is_prepared():
             return
-        stages = sorted(self._local_stages(), key=lambda stage: stage.stage_index)
+        for stage in self._local_stages():
+            if isinstance(stage, PipelineStage):
+                stage._step_inputs = (arg_mbs, kwarg_mbs)
+        self._initialize(arg_mbs[0], kwarg_mbs[0], target_mbs[0] if target_mbs else None, loss_kwargs)
+
+    def _set_up(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        """Prepares the stages of this rank, given one microbatch, unless they are prepared."""
+        before = (self._forward_initialized, self._backward_initialized)
+        if self._is_prepared():
+            return
         self._forward_initialized = self._backward_initialized = False
-        manual = [stage for stage in stages if isinstance(stage, PipelineStage)]
-        for stage in manual:
-            stage._step_inputs = (arg_mbs, kwarg_mbs)
-        if len(manual) == len(stages):
-            _inference.agree_on_mode(manual, self._has_backward)
-        elif not opened:
+        self._forward_initialized, self._backward_initialized = self._initialize_pp_stages(
+            self._local_stages(), args, kwargs, target, *before, loss_kwargs=loss_kwargs
+        )
+        self._check_prepared()
+
+    def _warmup_p2p(self, stages: Sequence[_PipelineStageBase], has_backward: bool, p2p_done: bool) -> None:
+        """Opens the connections between neighbours. Stages made by hand agree on the way on how they learn what they receive.
+
+        p2p_done: the connections are open.
+        """
+        if all(isinstance(stage, PipelineStage) for stage in stages):
+            _inference.agree_on_mode(stages, has_backward)
+        elif not p2p_done:
             _wait_batch_p2p(_batch_p2p([op for stage in stages for op in stage._get_init_p2p_neighbors_ops()]))
+
+    def _initialize_pp_stages(
+        self,
+        stages: Sequence[_PipelineStageBase],
+        args: Any,
+        kwargs: dict[str, Any] | None,
+        target: Any,
+        fwd_initialized: bool,
+        bwd_initialized: bool,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[bool, bool]:
+        """Prepares stages for forwards and backwards. Takes and returns what they are prepared for."""
+        if fwd_initialized and self._has_backward == bwd_initialized:
+            return fwd_initialized, bwd_initialized
+        stages = sorted(stages, key=lambda stage: stage.stage_index)
+        self._warmup_p2p(stages, self._has_backward, fwd_initialized)
         devices = {torch.device(stage.device) for stage in stages} - {torch.device("cpu")}
         if len({device.type for device in devices}) > 1:
             raise AssertionError(f"All stages must have the same device type, found {sorted(map(str, devices))}")
@@ -289,10 +328,7 @@ class _PipelineSchedule(ABC):
             told = None
             for stage in stages:
                 told = stage._prepare_forward_infra(
-                    self._n_microbatches,
-                    arg_mbs[0] if stage.is_first else told,
-                    kwarg_mbs[0],
-                    has_backward=self._has_backward,
+                    self._n_microbatches, args if stage.is_first else told, kwargs, has_backward=self._has_backward
                 )
             told = None
             for stage in reversed(stages) if self._has_backward else ():
@@ -303,11 +339,10 @@ class _PipelineSchedule(ABC):
                     received_grad_meta=told,
                     loss_kwargs=loss_kwargs,
                 )
-        for stage in manual:
-            stage._post_metadata_inference_cleanup()
-        self._forward_initialized = True
-        self._backward_initialized = self._has_backward
-        self._check_prepared()
+        for stage in stages:
+            if isinstance(stage, PipelineStage):
+                stage._post_metadata_inference_cleanup()
+        return True, self._has_backward
 
     def _check_prepared(self) -> None:
         """Refuses connections between stages that this kind of schedule cannot serve."""

@@ -67,7 +67,10 @@ class PipelineScheduleSingle(_PipelineSchedule):
         self._backward_initialized = value
 
     def _initialize_stage(self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Any = None) -> None:
-        self._prepare([args] * self._n_microbatches, [kwargs] * self._n_microbatches, target, loss_kwargs)
+        self._set_up(args, kwargs, target, loss_kwargs)
+
+    def _initialize(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        self._initialize_stage(args, kwargs, target, loss_kwargs)
 
     def _get_pipeline_order(self) -> Table | None:
         """The compute table of all ranks, without idle slots and with the reductions; None if a class has none."""

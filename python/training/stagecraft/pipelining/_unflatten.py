@@ -1,8 +1,8 @@
 """Gives a flat graph the module hierarchy of the model that it was traced from.
 
 Every traced node knows the calls it happened in. A run of nodes from one call becomes a module with a graph of its own, placed
-where the called module was; so names of weights stay, and submodules can be wrapped. A module that is called a second time, or
-whose call is interrupted, keeps its first run; the other nodes stay in the graph around it.
+where the called module was; so names of weights stay, and submodules can be wrapped. A later run that does the same calls that
+module again. One that does something else (a call that was cut in two, another mode) stays in the graph around it.
 """
 
 from __future__ import annotations
@@ -94,12 +94,8 @@ class _Frame:
         """Adds the nodes. Returns those whose values leave this frame."""
         for call, group in groupby(nodes, key=lambda node: (_calls(node) + (None,) * depth + (None,))[depth]):
             run = list(group)
-            if call is None or not self._is_inside(call[1]):
+            if call is None or not self._is_inside(call[1]) or not self._add_child(call[1], run, depth, is_used_outside):
                 self._copy(run)
-            elif call[1] in self._taken:
-                self._copy(run)
-            else:
-                self._add_child(call[1], run, depth, is_used_outside)
         return [node for node in nodes if is_used_outside(node)]
 
     def _is_inside(self, name: str) -> bool:
@@ -109,22 +105,35 @@ class _Frame:
         for node in nodes:
             self._inside[node] = self.graph.node_copy(node, self.value)
 
+    def _relative(self, name: str) -> str:
+        return name[len(self.name) + 1 :] if self.name else name
+
     def _add_child(
         self, name: str, run: Sequence[fx.Node], depth: int, is_used_outside: Callable[[fx.Node], bool]
-    ) -> None:
-        self._taken.add(name)
+    ) -> bool:
+        """Calls a module that does what the run does; False if there is a module of that name that does something else."""
+        relative = self._relative(name)
+        known = self._contents.get(relative)
+        if known is None and name in self._taken:
+            return False
         members = set(run)
 
         def leaves(node: fx.Node) -> bool:
             return is_used_outside(node) or any(user not in members for user in node.users)
 
-        child = _Frame(name, self._attributes, self._taken)
+        # What is inside a module that is called again has names of its own, to be compared with those of the first call.
+        inner = self._taken if known is None else {one for one in self._taken if not one.startswith(name + ".")}
+        inner.add(name)
+        child = _Frame(name, self._attributes, inner)
         for node in dict.fromkeys(argument for one in run for argument in one.all_input_nodes):
             if node not in members and not child.holds(node):
                 child.add_input(node)
         outputs = child.build(run, depth + 1, leaves)
-        relative = name[len(self.name) + 1 :] if self.name else name
-        self._contents[relative] = child.finish([child.value(node) for node in outputs])
+        module = child.finish([child.value(node) for node in outputs])
+        if known is None:
+            self._contents[relative] = module
+        elif not _do_the_same(known, module):
+            return False
         call = self.graph.call_module(relative, tuple(self.value(node) for node in child.inputs))
         call.meta["nn_module_stack"] = run[0].meta.get("nn_module_stack")
         if len(outputs) == 1:
@@ -136,6 +145,7 @@ class _Frame:
                 item = self.graph.call_function(operator.getitem, (call, index))
                 item.meta = dict(node.meta)
                 self._inside[node] = item
+        return True
 
     def finish(self, outputs: Sequence[Any], as_tuple: bool = False) -> fx.GraphModule:
         """The module. One output comes out as it is, several as a tuple."""
@@ -151,6 +161,27 @@ class _Frame:
             module._register_deepcopy_hook(_mark_transient)
         module.graph.lint()
         return module
+
+
+def _do_the_same(one: Any, other: Any) -> bool:
+    """Whether two modules have the same graph over the same values. Names of nodes do not count."""
+    if not isinstance(one, fx.GraphModule) or not isinstance(other, fx.GraphModule):
+        return one is other
+    if len(one.graph.nodes) != len(other.graph.nodes):
+        return False
+    place_of: dict[fx.Node, tuple[str, int]] = {}
+    for place, (a, b) in enumerate(zip(one.graph.nodes, other.graph.nodes, strict=True)):
+        place_of[a] = place_of[b] = ("node", place)
+        if a.op != b.op or (a.op != "placeholder" and a.target != b.target):
+            return False
+        if a.op == "get_attr" and operator.attrgetter(a.target)(one) is not operator.attrgetter(b.target)(other):
+            return False
+        if a.op == "call_module" and not _do_the_same(one.get_submodule(a.target), other.get_submodule(b.target)):
+            return False
+        arguments = [fx.node.map_arg((node.args, node.kwargs), place_of.__getitem__) for node in (a, b)]
+        if arguments[0] != arguments[1]:
+            return False
+    return True
 
 
 def outline(

@@ -40,7 +40,10 @@ from ._program import _PipelineContext
 from ._schedule_base import _TARGET_CHUNK_SPEC, _PipelineSchedule, logger
 from ._simulation import _simulate_comms_compute
 from ._single import PipelineScheduleSingle, Schedule1F1B, ScheduleGPipe, _ScheduleForwardOnly
+from ._utils import InferenceMode
 from ._validation import _validate_schedule
+from .microbatch import TensorChunkSpec, _split_tensor, merge_chunks, split_args_kwargs_into_chunks
+from .stage import PipelineStage, _PipelineStageBase, _RecvInfo
 
 __all__ = [
     "PipelineScheduleMulti",

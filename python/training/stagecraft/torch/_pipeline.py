@@ -9,13 +9,17 @@ import torch
 
 from stagecraft.torch import _runtime
 from stagecraft.torch._errors import InvalidArgument
-from stagecraft.torch._options import Options
+from stagecraft.torch._options import Options, Precision
 from stagecraft.torch._split import split
 from stagecraft.torch._stage import Stage
 from stagecraft.torch._worlds import as_world
+from stagecraft.torch._wrapped import KINDS, WrappedStages, refuse_shards
 
 # Optimizers that compute the same on a part of a parameter as on all of it.
 _BY_ELEMENT = {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
+
+_BY_TORCH = "compute it from the DTensors, with torch.nn.utils"
+_BY_CHECKPOINT = "use torch.distributed.checkpoint"
 
 
 class StepResult:
@@ -76,7 +80,11 @@ class Pipeline:
             stages = [stages]
         self.stages = list(stages)
         self._keep: list = []  # what C++ refers to and does not own
-        self._box = _runtime.Pipeline(self.world._box, [stage.as_dict() for stage in self.stages], _options(options).as_dict(), self._keep)
+        self._options = _options(options)
+        self._handlers: dict[str, Callable] = {}
+        self._wrapped = WrappedStages(self.stages)
+        self._watches = False  # whether the actions look after wrapped stages
+        self._box = _runtime.Pipeline(self.world._box, [stage.as_dict() for stage in self.stages], self._options.as_dict(), self._keep)
 
     def step(
         self,
@@ -91,7 +99,7 @@ class Pipeline:
         `arguments` are needed on the rank of the first stage, `target` on that of the last; `keywords` go to the stages of this rank. Without a loss it
         runs forwards alone, and returns the outputs.
         """
-        return StepResult(*self._box.step(True, arguments, keywords, target, loss_keywords or {}, return_outputs))
+        return self._run(self._box.step, True, arguments, keywords, target, loss_keywords or {}, return_outputs)
 
     def eval(
         self,
@@ -101,7 +109,7 @@ class Pipeline:
         **keywords: Any,
     ) -> StepResult:
         """Forwards alone, without graphs and in evaluation mode. Returns outputs, and losses when there is a target."""
-        return StepResult(*self._box.step(False, arguments, keywords, target, loss_keywords or {}, True))
+        return self._run(self._box.step, False, arguments, keywords, target, loss_keywords or {}, True)
 
     def step_microbatches(
         self,
@@ -113,7 +121,7 @@ class Pipeline:
         loss_keywords: Mapping[str, Any] | None = None,
     ) -> StepResult:
         """Like `step`, with a batch that is already cut: a tuple of arguments, a dict of keywords and a target per microbatch."""
-        return StepResult(*self._box.step_microbatches(True, *_cut(arguments, keywords, targets), loss_keywords or {}, return_outputs))
+        return self._run(self._box.step_microbatches, True, *_cut(arguments, keywords, targets), loss_keywords or {}, return_outputs)
 
     def eval_microbatches(
         self,
@@ -124,7 +132,23 @@ class Pipeline:
         loss_keywords: Mapping[str, Any] | None = None,
     ) -> StepResult:
         """Like `eval`, with a batch that is already cut."""
-        return StepResult(*self._box.step_microbatches(False, *_cut(arguments, keywords, targets), loss_keywords or {}, True))
+        return self._run(self._box.step_microbatches, False, *_cut(arguments, keywords, targets), loss_keywords or {}, True)
+
+    def _run(self, function: Callable, *given: Any) -> StepResult:
+        if not self._wrapped.look():
+            return StepResult(*function(*given))
+        self._wrapped.check(self.world.replicas, self._options.shard, self._options.precision != Precision())
+        if not self._watches:
+            self._watches = True
+            for kind in KINDS:
+                self._install(kind)
+        try:
+            result = StepResult(*function(*given))
+            self._wrapped.finish()
+        except BaseException:
+            self._wrapped.let_go()
+            raise
+        return result
 
     def infer_shapes(self, *arguments: Any, **keywords: Any) -> list:
         """(stage, microbatch, [(shape, dtype), ...]) of the outputs of this rank's stages, found without computing them."""
@@ -164,13 +188,16 @@ class Pipeline:
 
     def gradient_norm(self) -> torch.Tensor:
         """The 2-norm of the gradients of the whole model, on all ranks. Called by all."""
+        refuse_shards(self.stages, "gradient_norm", _BY_TORCH)
         return self._box.gradient_norm()
 
     def clip_gradient_norm(self, most: float) -> torch.Tensor:
         """Scales all gradients so that their norm is at most `most`; returns the norm before. Called by all ranks."""
+        refuse_shards(self.stages, "clip_gradient_norm", _BY_TORCH)
         return self._box.clip_gradient_norm(most)
 
     def clip_gradient_values(self, most: float) -> None:
+        refuse_shards(self.stages, "clip_gradient_values", _BY_TORCH)
         self._box.clip_gradient_values(most)
 
     # --- schedule and timeline ---
@@ -189,7 +216,7 @@ class Pipeline:
         """The lowered schedule: a stagecraft.Schedule where that package is installed, otherwise rows of actions."""
         rows, name = self._box.schedule_rows(), self._box.schedule_name()
         try:
-            from stagecraft import Schedule
+            from stagecraft import Schedule  # type: ignore[attr-defined,unused-ignore]
         except ImportError:
             return rows
         return Schedule.from_csv("".join(",".join(row) + "\n" for row in rows), name=name)
@@ -217,6 +244,14 @@ class Pipeline:
 
     def on(self, kind: str, handler: Callable[[int, str, Callable[[], None]], None]) -> None:
         """Calls `handler(stage, action, run)` in place of every action of this kind ("F", "B", "SEND_F", ...); `run()` runs the action."""
+        self._handlers[kind] = handler
+        self._install(kind)
+
+    def _install(self, kind: str) -> None:
+        """The user's handler around that of wrapped stages around the action."""
+        handler = self._handlers.get(kind)
+        if self._watches and kind in KINDS:
+            handler = _around(handler, self._wrapped.handler(kind))
         self._box.on(kind, handler, self._keep)
 
     def record_timeline(self, record: bool = True) -> None:
@@ -235,11 +270,19 @@ class Pipeline:
 
     def save(self, path: Any, *, step: int = 0, metadata: Mapping[str, str] | None = None) -> None:
         """Saves the weights and buffers of the whole model as one safetensors file. Called by all ranks; rank 0 writes."""
+        refuse_shards(self.stages, "save", _BY_CHECKPOINT)
         self._box.save(str(path), step, dict(metadata or {}))
 
     def load(self, path: Any) -> int:
         """Loads weights and buffers, saved with any stage layout; returns the saved step. Called by all ranks."""
+        refuse_shards(self.stages, "load", _BY_CHECKPOINT)
         return self._box.load(str(path))
+
+
+def _around(outer: Callable | None, inner: Callable) -> Callable:
+    if outer is None:
+        return inner
+    return lambda stage, action, run: outer(stage, action, lambda: inner(stage, action, run))
 
 
 def _options(given: Mapping[str, Any]) -> Options:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 import torch
 
 from stagecraft.torch._options import Recompute, recompute_tuple
+from stagecraft.torch._wrapped import unwrapped
 
 
 class Stage:
@@ -77,8 +78,8 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
         "index": index,
         "owner": owner,
         "attribute": "submod",
-        "parameters": [(_joined(prefix, name), value) for name, value in _named_parameters(module)],
-        "buffers": [(_joined(prefix, name), value) for name, value in _named_buffers(module)],
+        "parameters": [(_joined(prefix, name), value) for name, value in _named_parameters(unwrapped(module))],
+        "buffers": [(_joined(prefix, name), value) for name, value in _named_buffers(unwrapped(module))],
         "enter_evaluation": _Evaluation(owner),
         "full_backward": False,
         "copy_inputs": False,
