@@ -88,24 +88,20 @@ const c10::Stream& Communicator::stream() const { return connection_->stream; }
 bool Communicator::wait_until_connected(Clock::time_point until) {
   std::unique_lock lock(connection_->mutex);
   connection_->changed.wait_until(lock, until, [&] { return connection_->is_over || connection_->is_aborted; });
-  if (connection_->is_aborted) throw ended();
+  if (connection_->is_aborted) return true;
   if (connection_->is_over && !connection_->failure.empty()) {
     throw TransportError(connection_->failure, members_[members_.size() == 2 && connection_->place == 0 ? 1 : 0]);
   }
   return connection_->is_over;
 }
 
-TransportError Communicator::ended() const {
-  return {"the connection by NCCL has ended: another rank is lost, or has not moved for too long", members_.back()};
-}
-
-void Communicator::issue(std::string what, const Operation& operation) {
+bool Communicator::issue(std::string what, const Operation& operation) {
   const std::lock_guard order(issuing_);
   Comm comm = nullptr;
   {
     const std::lock_guard lock(connection_->mutex);
     comm = connection_->comm;
-    if (comm == nullptr) throw ended();
+    if (comm == nullptr) return false;
   }
   const c10::DeviceGuard guard(connection_->device);
   operation(need_library(), comm, stream().native_handle());
@@ -114,6 +110,7 @@ void Communicator::issue(std::string what, const Operation& operation) {
   const std::lock_guard lock(mutex_);
   in_flight_.push_back({std::move(what), Clock::now(), std::move(end)});
   while (in_flight_.size() > 1 && in_flight_.front().end.query()) in_flight_.pop_front();
+  return true;
 }
 
 std::optional<std::string> Communicator::overdue(Clock::duration limit) {

@@ -37,12 +37,14 @@ class Communicator {
 
   [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
   [[nodiscard]] const c10::Stream& stream() const;
-  /// Whether all ranks are connected, `until` at the latest. Throws TransportError when that has failed.
+  /// Whether all ranks are connected, or none will be after `abort`, `until` at the latest. Throws TransportError when it
+  /// has failed.
   bool wait_until_connected(Clock::time_point until);
 
   using Operation = std::function<void(const Library& nccl, Comm comm, Stream stream)>;
-  /// Issues operations to the stream; `what` names them if they do not end. Throws TransportError after `abort`.
-  void issue(std::string what, const Operation& operation);
+  /// Issues operations to the stream; `what` names them if they do not end. Returns false after `abort`, when nothing is
+  /// issued any more: whoever has lost another rank tells those who wait for it.
+  [[nodiscard]] bool issue(std::string what, const Operation& operation);
 
   /// Something that was issued and has not ended for longer than `limit`.
   [[nodiscard]] std::optional<std::string> overdue(Clock::duration limit);
@@ -54,7 +56,6 @@ class Communicator {
  private:
   /// What the thread that connects needs, also when it is left alone.
   struct Connection;
-  [[nodiscard]] TransportError ended() const;
   struct Issued {
     std::string what;
     Clock::time_point since;

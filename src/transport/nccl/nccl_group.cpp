@@ -89,7 +89,10 @@ void NcclGroup::issue(std::string_view call, const Communicator::Operation& oper
   const c10::Stream current = current_stream(watch_->device());
   run_after(ranks.stream(), current);
   const std::string what = what_.empty() ? std::string(call) + " of " + name() : std::string(what_);
-  ranks.issue(what, operation);
+  if (!ranks.issue(what, operation)) {
+    barrier();  // says who is lost
+    throw TransportError("the connection by NCCL has ended during " + what, members()[place() == 0 ? 1 : 0]);
+  }
   run_after(current, ranks.stream());
 }
 

@@ -53,7 +53,8 @@ void Line::send(wire::Envelope envelope, Message message) {
     }
     tensor = wire::as_memory(tensor);
   }
-  nccl::Communicator* path = needs_path ? &path_out() : nullptr;
+  nccl::Communicator* path = needs_path ? path_out() : nullptr;
+  if (needs_path && path == nullptr) return;
 
   const std::lock_guard lock(sending_);
   if (has_said_goodbye_) return;
@@ -72,8 +73,8 @@ void Line::send(wire::Envelope envelope, Message message) {
   if (path != nullptr) ship(*path, envelope, message.tensors);
 }
 
-/// The communicator to the other rank; connects it for the first message.
-nccl::Communicator& Line::path_out() {
+/// The communicator to the other rank; connects it for the first message. Null when that rank is lost or has left.
+nccl::Communicator* Line::path_out() {
   const std::lock_guard one_at_a_time(introducing_);
   if (!out_) {
     const std::string id = nccl::new_id();
@@ -85,30 +86,29 @@ nccl::Communicator& Line::path_out() {
   }
   const auto until = Clock::now() + nccl_->limit();
   while (!out_->wait_until_connected(std::min<Clock::time_point>(until, Clock::now() + std::chrono::milliseconds(20)))) {
-    if (wait_until_over(Clock::now())) {
-      throw TransportError("rank " + std::to_string(peer_.value) + " has ended", peer_);
-    }
+    if (wait_until_over(Clock::now())) return nullptr;
     if (Clock::now() >= until) {
       throw TimeoutError("rank " + std::to_string(peer_.value) + " has not connected by NCCL in time", peer_);
     }
   }
-  return *out_;
+  return out_.get();
 }
 
 void Line::ship(nccl::Communicator& path, const wire::Envelope& envelope, const std::vector<at::Tensor>& tensors) {
   run_after(path.stream(), current_stream(nccl_->device()));
   const c10::impl::VirtualGuardImpl guard(nccl_->device().type());
-  path.issue(to_text(envelope.tag) + ", for rank " + std::to_string(peer_.value),
-             [&](const nccl::Library& nccl, nccl::Comm comm, nccl::Stream stream) {
-               for (std::size_t i = 0; i < tensors.size(); ++i) {
-                 const wire::TensorForm& form = envelope.description->tensors[i];
-                 if (!form.is_defined || form.is_on_host || form.is_inline || form.bytes() == 0) continue;
-                 nccl::check(nccl.ncclSend(tensors[i].const_data_ptr(), static_cast<std::size_t>(form.bytes()),
-                                           nccl::kUint8, 1, comm, stream),
-                             "ncclSend", comm);
-                 guard.recordDataPtrOnStream(tensors[i].storage().data_ptr(), path.stream());
-               }
-             });
+  const auto send_all = [&](const nccl::Library& nccl, nccl::Comm comm, nccl::Stream stream) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const wire::TensorForm& form = envelope.description->tensors[i];
+      if (!form.is_defined || form.is_on_host || form.is_inline || form.bytes() == 0) continue;
+      nccl::check(nccl.ncclSend(tensors[i].const_data_ptr(), static_cast<std::size_t>(form.bytes()), nccl::kUint8, 1, comm,
+                                stream),
+                  "ncclSend", comm);
+      guard.recordDataPtrOnStream(tensors[i].storage().data_ptr(), path.stream());
+    }
+  };
+  // If it is not issued, some rank is lost, and the next wait says so.
+  (void)path.issue(to_text(envelope.tag) + ", for rank " + std::to_string(peer_.value), send_all);
 }
 
 void Line::wait_for_reads() {
@@ -303,8 +303,8 @@ void Line::take_in(std::size_t bytes) {
   wire::look_up_description(known_, envelope);
   // A message of a failed step is received all the same, so that its sender can release it.
   const bool is_wanted = reports_->mailbox->announce(peer_, entry.tag, entry.step);
-  receive_tensors(entry);
-  if (is_wanted) reports_->mailbox->deliver(std::move(entry));
+  const bool is_here = receive_tensors(entry);
+  if (is_wanted && is_here) reports_->mailbox->deliver(std::move(entry));
 }
 
 nccl::Communicator& Line::path_in() {
@@ -315,7 +315,8 @@ nccl::Communicator& Line::path_in() {
   return *in_;
 }
 
-void Line::receive_tensors(wire::Mailbox::Entry& entry) {
+/// Returns false when they will not come, because some rank is lost.
+bool Line::receive_tensors(wire::Mailbox::Entry& entry) {
   const char* inline_data = entry.envelope.inline_bytes.data();
   std::vector<at::Tensor> shipped;
   for (const wire::TensorForm& form : entry.envelope.description->tensors) {
@@ -347,16 +348,16 @@ void Line::receive_tensors(wire::Mailbox::Entry& entry) {
       need(tensor.data_ptr(), static_cast<std::size_t>(bytes));
     }
   }
-  if (shipped.empty()) return;
+  if (shipped.empty()) return true;
   nccl::Communicator& path = path_in();
-  path.issue(to_text(entry.tag) + ", from rank " + std::to_string(peer_.value),
-             [&](const nccl::Library& nccl, nccl::Comm comm, nccl::Stream stream) {
-               for (const at::Tensor& tensor : shipped) {
-                 nccl::check(nccl.ncclRecv(tensor.data_ptr(), tensor.nbytes(), nccl::kUint8, 0, comm, stream), "ncclRecv",
-                             comm);
-               }
-             });
+  const auto receive_all = [&](const nccl::Library& nccl, nccl::Comm comm, nccl::Stream stream) {
+    for (const at::Tensor& tensor : shipped) {
+      nccl::check(nccl.ncclRecv(tensor.data_ptr(), tensor.nbytes(), nccl::kUint8, 0, comm, stream), "ncclRecv", comm);
+    }
+  };
+  if (!path.issue(to_text(entry.tag) + ", from rank " + std::to_string(peer_.value), receive_all)) return false;
   entry.written.emplace(nccl_->device().type()).record(path.stream());
+  return true;
 }
 
 void Line::lose(const std::string& what, const std::string& why) {

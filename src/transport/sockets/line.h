@@ -64,7 +64,7 @@ class Line : public std::enable_shared_from_this<Line> {
   /// Writes without waiting, if `may_wait` is not set. Returns whether all of it is gone.
   bool write(Frame& frame, bool may_wait);
   void write_rest();
-  nccl::Communicator& path_out();
+  nccl::Communicator* path_out();
   void ship(nccl::Communicator& path, const wire::Envelope& envelope, const std::vector<at::Tensor>& tensors);
 
   void receive();
@@ -73,7 +73,7 @@ class Line : public std::enable_shared_from_this<Line> {
   void need(void* data, std::size_t bytes);
   void skip(std::size_t bytes);
   void take_in(std::size_t bytes);
-  void receive_tensors(wire::Mailbox::Entry& entry);
+  bool receive_tensors(wire::Mailbox::Entry& entry);
   nccl::Communicator& path_in();
   void end_paths();
   void lose(const std::string& what, const std::string& why);
