@@ -5,8 +5,9 @@
 /// Work that leaves most of a GPU free, for measuring what runs beside what.
 namespace bench {
 
-/// Rows of 16384 numbers. LibTorch's scans take one block of threads per row, each on a multiprocessor of its own: 60 rows
-/// take less than half of an H100 or H200, which have 132. They wait for themselves, not for memory, which all share.
+/// Rows of 16384 numbers. LibTorch's scans take one block of threads per row, each on a multiprocessor of its own: 60
+/// rows take less than half of an H100 or H200, which have 132. They wait for themselves, not for memory, which all
+/// share.
 inline at::Tensor narrow_input(std::int64_t rows, const at::Device& device) {
   return at::randn({rows, 16384}, at::TensorOptions(device));
 }

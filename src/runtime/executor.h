@@ -77,9 +77,9 @@ class Executor {
     bool has_input = false;
     bool has_gradient = false;
     bool is_beside = false;  // computed on the second stream: see executor_overlap.cpp
-    std::int64_t rows = 0;  // of the user's input that the microbatch was made from; 0 if unknown
-    ValueList incoming;     // what crossed the boundary before the stage
-    ValueList outgoing;     // what is to cross the one after it
+    std::int64_t rows = 0;   // of the user's input that the microbatch was made from; 0 if unknown
+    ValueList incoming;      // what crossed the boundary before the stage
+    ValueList outgoing;      // what is to cross the one after it
     // For the tensors of all items after the stage, and before it, one after the other.
     std::vector<at::Tensor> gradients_in;
     std::vector<at::Tensor> gradients_out;
@@ -182,12 +182,12 @@ class Executor {
   const Instruction* current_ = nullptr;  // the one that runs, for errors
   StepOutputs outputs_;
   // Of the forward or backward that runs; empty in between, and kept for their memory.
-  std::vector<at::Tensor> leaves_;             // what the backward gives gradients to
-  std::vector<at::Tensor> inner_leaves_;       // the same of the last segment, if it is not the first
-  std::vector<at::Tensor> roots_;              // what gradients come for
-  std::vector<at::Tensor> first_roots_;        // the same of the first segment, if it is not the last
-  std::vector<at::Tensor> arriving_;           // these gradients
-  std::vector<at::Tensor> relayed_;            // those for items that only pass through, after those of the outputs
+  std::vector<at::Tensor> leaves_;            // what the backward gives gradients to
+  std::vector<at::Tensor> inner_leaves_;      // the same of the last segment, if it is not the first
+  std::vector<at::Tensor> roots_;             // what gradients come for
+  std::vector<at::Tensor> first_roots_;       // the same of the first segment, if it is not the last
+  std::vector<at::Tensor> arriving_;          // these gradients
+  std::vector<at::Tensor> relayed_;           // those for items that only pass through, after those of the outputs
   bool has_sides_ = false;                    // the step uses two streams
   std::optional<c10::Stream> second_stream_;  // made for the first schedule with overlaps on a device with streams
   ValueList held_values_;                     // until nothing runs beside what has read them

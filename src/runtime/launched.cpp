@@ -66,7 +66,8 @@ void read_master(const Reader& in, Launched& out, const std::string& host) {
   out.port = in.has("MASTER_PORT") ? in.number("MASTER_PORT", 1, 65535) : port_of(out.job);
   if (out.host.empty()) {
     throw InvalidArgument("this process is rank " + std::to_string(out.rank) + " of " + std::to_string(out.ranks) +
-                          ", started by " + out.by + " on several hosts, and does not know where rank 0 is: set MASTER_ADDR to "
+                          ", started by " + out.by +
+                          " on several hosts, and does not know where rank 0 is: set MASTER_ADDR to "
                           "the host of rank 0, and MASTER_PORT to a free port of it");
   }
 }

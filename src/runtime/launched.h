@@ -11,7 +11,7 @@ struct Launched {
   std::string by;  ///< "torchrun", "Slurm" or "mpirun"
   int rank = 0;
   int ranks = 1;
-  int local_rank = 0;   ///< Among the processes of this host.
+  int local_rank = 0;  ///< Among the processes of this host.
   int local_ranks = 1;
   std::string host;  ///< Of rank 0, or of the launcher's store.
   int port = 0;
@@ -22,8 +22,8 @@ struct Launched {
 /// Looks up a variable; null: not set.
 using Variables = std::function<const char*(const char*)>;
 
-/// Nothing when no launcher has started this process. Throws InvalidArgument for variables that contradict each other, or
-/// do not say where rank 0 is.
+/// Nothing when no launcher has started this process. Throws InvalidArgument for variables that contradict each other,
+/// or do not say where rank 0 is.
 std::optional<Launched> launched_by(const Variables& variables);
 
 /// The first host of a list as Slurm writes it: "node[07-09,12],other" begins with "node07".

@@ -45,8 +45,9 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     std::optional<SocketConnection> nccl;
     if (can_use_nccl(process, *mpi, scope.device(), options.timeout)) {
       const auto everyone = group_of_all(*mpi, options.timeout);
-      nccl.emplace(process.rank(), process.ranks(), [&](const std::string& own) { return everyone->all_gather(own); },
-                   SocketConnection::Options{scope.device(), doing, {}, options.timeout});
+      nccl.emplace(
+          process.rank(), process.ranks(), [&](const std::string& own) { return everyone->all_gather(own); },
+          SocketConnection::Options{scope.device(), doing, {}, options.timeout});
     }
     try {
       World world(nccl ? nccl->transport() : mpi, scope.device(), options.timeout, options.replicas, activity);
@@ -68,6 +69,8 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
 }  // namespace
 
 /// Without MPI, processes that mpirun has started find each other by its variables.
-WorldFactory mpi_world() { return {"mpi", [] { return has_mpi() && is_started_by_mpi(); }, run_under_mpi}; }
+WorldFactory mpi_world() {
+  return {"mpi", [] { return has_mpi() && is_started_by_mpi(); }, run_under_mpi};
+}
 
 }  // namespace stagecraft

@@ -93,7 +93,8 @@ class Pipeline::Implementation {
     if (precision.compute == at::kBFloat16 || precision.autocast == at::kBFloat16) return true;
     return std::any_of(stages_.begin(), stages_.end(), [](const Stage& stage) {
       const NamedTensors& all = stage.parameters();
-      return std::any_of(all.begin(), all.end(), [](const auto& one) { return one.second.scalar_type() == at::kBFloat16; });
+      return std::any_of(all.begin(), all.end(),
+                         [](const auto& one) { return one.second.scalar_type() == at::kBFloat16; });
     });
   }
 

@@ -42,8 +42,9 @@ c10::intrusive_ptr<::c10d::Store> store_of(const Launched& launched, Timeout tim
 int run_as_process(const LaunchOptions& options, const std::function<void(World&)>& program) {
   const std::optional<Launched> launched = own_launch();
   if (!launched) {
-    throw InvalidArgument("the world 'processes' is for programs that a launcher starts, such as torchrun: no launcher has "
-                          "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+    throw InvalidArgument(
+        "the world 'processes' is for programs that a launcher starts, such as torchrun: no launcher has "
+        "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
   }
   // Operations that wait for another rank must not hold up others on the device, which by default has 8 queues for all
   // streams.
@@ -64,8 +65,7 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
     const auto activity = std::make_shared<Activity>();
     const auto store = store_of(*launched, options.timeout);
     const std::string name = launched->job + "/" + std::to_string(worlds++);
-    SocketConnection connection(rank, launched->ranks,
-                                exchange_by(store, rank, launched->ranks, name, options.timeout),
+    SocketConnection connection(rank, launched->ranks, exchange_by(store, rank, launched->ranks, name, options.timeout),
                                 {scope.device(), [activity] { return activity->text(); }, {}, options.timeout});
     try {
       World world(connection.transport(), scope.device(), options.timeout, options.replicas, activity);

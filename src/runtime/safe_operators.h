@@ -9,9 +9,9 @@ namespace stagecraft {
 /// times.
 void make_operators_safe(int threads);
 
-/// Call it before a computation in bfloat16. On an aarch64 processor without such instructions the first linear layer makes
-/// LibTorch give up oneDNN for the whole process; convolutions then compute with other kernels, and give other bits than
-/// before. This makes that happen now.
+/// Call it before a computation in bfloat16. On an aarch64 processor without such instructions the first linear layer
+/// makes LibTorch give up oneDNN for the whole process; convolutions then compute with other kernels, and give other
+/// bits than before. This makes that happen now.
 void settle_bfloat16_kernels();
 
 }  // namespace stagecraft

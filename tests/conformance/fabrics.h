@@ -15,8 +15,8 @@
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/message_group.h"
 #include "support/message_of.h"
-#include "support/processes.h"
 #include "support/patience.h"
+#include "support/processes.h"
 
 /// The transports under test. A new one adds a line to `fabrics`.
 namespace stagecraft::conformance {

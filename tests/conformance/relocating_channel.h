@@ -4,8 +4,8 @@
 
 namespace stagecraft::conformance {
 
-/// Moves the tensors of every message to a device before they are sent, and back to the host when they have come: tests of
-/// the host's tensors look at the device's way too.
+/// Moves the tensors of every message to a device before they are sent, and back to the host when they have come: tests
+/// of the host's tensors look at the device's way too.
 class RelocatingChannel : public Channel {
  public:
   RelocatingChannel(std::unique_ptr<Channel> inner, at::Device device) : inner_(std::move(inner)), device_(device) {}

@@ -11,8 +11,8 @@
 #include "models.h"
 #include "stagecraft/automatic/automatic.h"
 #include "support/every_setting.h"
-#include "support/processes.h"
 #include "support/patience.h"
+#include "support/processes.h"
 #include "support/schedule_names.h"
 
 namespace stagecraft::equivalence {

@@ -1,6 +1,7 @@
 // Trains a small pipeline for ever, with a fault on one rank at one action.
 //
-//   [mpirun -n N | start_processes.py -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS [CHECKPOINT]]]
+//   [mpirun -n N | start_processes.py -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS
+//   [CHECKPOINT]]]
 //
 // FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps two timeouts); ACTION_NUMBER counts this
 // rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves checkpoints for ever instead, the k-th with

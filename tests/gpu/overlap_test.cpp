@@ -143,7 +143,10 @@ struct Deep : Piece {
 Training deep() {
   Training run{.model = {.name = "Deep",
                          .make = [](int, int) { return std::make_shared<Deep>(); },
-                         .input = [](std::int64_t rows) { return at::randn({rows, Deep::kDeepWidth}); }},
+                         .input =
+                             [](std::int64_t rows) {
+                               return at::randn({rows, Deep::kDeepWidth});
+                             }},
                .schedule = "Interleaved1F1B",
                .stages = 2,
                .microbatches = 8,

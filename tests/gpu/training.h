@@ -50,7 +50,7 @@ struct Trace {
 
 /// One rank's part of it.
 inline void train(const Training& run, GraphChoice graph, World& world, const std::vector<PiecePtr>& pieces,
-           const std::vector<std::pair<at::Tensor, at::Tensor>>& batches, Trace& trace) {
+                  const std::vector<std::pair<at::Tensor, at::Tensor>>& batches, Trace& trace) {
   PipelineOptions options{.schedule = run.schedule,
                           .stages_per_rank = run.stages / run.ranks,
                           .microbatches = run.microbatches,

@@ -80,12 +80,12 @@ void check_mutation(const Schedule& original, Dice& dice) {
 }
 
 constexpr std::array<std::string_view, 7> kMutatedLowerings = {"unshard_reshard,reduce_grad,send_recv",
-                                                        "send_recv",
-                                                        "merge_backward,unshard_reshard,reduce_grad,send_recv",
-                                                        "unshard_reshard,reduce_grad,send_recv,place_receives",
-                                                        "unshard_reshard,reduce_grad,send_recv,defer_receives",
-                                                        "send_recv,defer_receives",
-                                                        "unshard_reshard,reduce_grad"};
+                                                               "send_recv",
+                                                               "merge_backward,unshard_reshard,reduce_grad,send_recv",
+                                                               "unshard_reshard,reduce_grad,send_recv,place_receives",
+                                                               "unshard_reshard,reduce_grad,send_recv,defer_receives",
+                                                               "send_recv,defer_receives",
+                                                               "unshard_reshard,reduce_grad"};
 
 void check_mutations(const Schedule& compute, std::uint64_t seed) {
   Dice dice(seed);

@@ -8,17 +8,17 @@
 namespace stagecraft {
 
 struct LaunchOptions {
-  /// Ranks of one pipeline, as threads of this process. Ignored where ranks are processes: their launcher decides how many
-  /// there are.
+  /// Ranks of one pipeline, as threads of this process. Ignored where ranks are processes: their launcher decides how
+  /// many there are.
   int ranks = 1;
   /// Pipelines side by side, each on its own share of the batch: there are ranks * replicas ranks in all. Ranks that
   /// are processes are divided among them.
   int replicas = 1;
-  /// "threads": all ranks in this process. "mpi": this process is one rank, started by mpirun. "processes": it is one rank,
-  /// started by torchrun, Slurm or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Or the name of a
-  /// registered world. Ranks that are processes and compute on CUDA send their tensors by NCCL, if there is one. Empty:
-  /// the world of the launcher that started this process, otherwise threads. The flag --stagecraft-world=NAME on the
-  /// command line overrides it.
+  /// "threads": all ranks in this process. "mpi": this process is one rank, started by mpirun. "processes": it is one
+  /// rank, started by torchrun, Slurm or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Or the name
+  /// of a registered world. Ranks that are processes and compute on CUDA send their tensors by NCCL, if there is one.
+  /// Empty: the world of the launcher that started this process, otherwise threads. The flag --stagecraft-world=NAME on
+  /// the command line overrides it.
   std::string world = {};
   /// Threads inside one operation, per rank; 0: the cores divided by the ranks. Sums may differ in their last bit
   /// between different numbers.

@@ -18,8 +18,8 @@ struct Span {
   double waited = 0;
   std::int64_t bytes = 0;  ///< Size of the message or of the gradients.
   /// True for what runs in a thread beside the rank's other actions: an average of gradients, a gathering of
-  /// parameters. The `start` of an average is the time when all replicas have arrived; `waited` is how long the rank was
-  /// idle for it.
+  /// parameters. The `start` of an average is the time when all replicas have arrived; `waited` is how long the rank
+  /// was idle for it.
   bool beside = false;
 };
 

@@ -12,9 +12,9 @@ class Store;
 /// Ranks that find each other by LibTorch's c10d.
 namespace stagecraft {
 
-/// The ranks of a process group that the user has made, such as torch.distributed makes it with Gloo or NCCL. They use it
-/// only to find each other: what the program sends, receives and reduces with the group is not disturbed. All ranks of the
-/// group call it, in the same order if there are several.
+/// The ranks of a process group that the user has made, such as torch.distributed makes it with Gloo or NCCL. They use
+/// it only to find each other: what the program sends, receives and reduces with the group is not disturbed. All ranks
+/// of the group call it, in the same order if there are several.
 SocketConnection::Exchange exchange_by(c10::intrusive_ptr<c10d::ProcessGroup> group,
                                        const std::optional<at::Device>& device);
 

@@ -16,8 +16,8 @@ bool uses_nccl(const at::Device& device);
 
 /// This rank's end of a world of processes.
 ///
-/// When the connection to a rank breaks without a farewell, its process is lost: all waits end with AbortedError. So it is
-/// when an operation of NCCL does not end within the limit.
+/// When the connection to a rank breaks without a farewell, its process is lost: all waits end with AbortedError. So it
+/// is when an operation of NCCL does not end within the limit.
 class SocketConnection {
  public:
   /// Gives every rank the texts of all ranks, by rank. Called once or twice by each, for what they need to find each
@@ -33,7 +33,8 @@ class SocketConnection {
     std::function<void()> while_waiting = {};
     /// The longest that ranks wait for each other to connect, or for an operation of NCCL to end.
     Timeout limit = std::chrono::minutes(5);
-    /// Puts something between the transport and the connection, such as a channel that records or delays. None: nothing.
+    /// Puts something between the transport and the connection, such as a channel that records or delays. None:
+    /// nothing.
     std::function<std::unique_ptr<Channel>(std::unique_ptr<Channel>)> wrap = {};
   };
 
@@ -50,8 +51,8 @@ class SocketConnection {
   /// Called when this rank's program has ended; `failure` is its error, if any. Tells the others, and waits until what
   /// it has sent is gone, `patience` at most. Threads that receive stay until the other ranks have left too.
   void leave(const std::optional<std::string>& failure, Timeout patience);
-  /// Leaves, and waits until the other ranks have left too: half a second at most when this one has failed. Returns whether no rank
-  /// has failed.
+  /// Leaves, and waits until the other ranks have left too: half a second at most when this one has failed. Returns
+  /// whether no rank has failed.
   bool finish(const std::optional<std::string>& failure);
   /// Whether all other ranks have left too, or are lost, `patience` from now at the latest.
   bool wait_for_others(Timeout patience);

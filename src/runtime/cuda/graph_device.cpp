@@ -47,8 +47,8 @@ void end_host_pool(Allocator* host, const Pool& pool) {
 class CudaGraph final : public DeviceGraph {
  public:
   explicit CudaGraph(std::shared_ptr<void> pool_user) : pool_user_(std::move(pool_user)) {}
-  /// LibTorch's graph takes itself off the list of the default generator without a lock, while other threads capture, or
-  /// end too.
+  /// LibTorch's graph takes itself off the list of the default generator without a lock, while other threads capture,
+  /// or end too.
   ~CudaGraph() override {
     const std::lock_guard lock(default_generators());
     graph_.reset();

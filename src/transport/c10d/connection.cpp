@@ -56,8 +56,8 @@ SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::ProcessGroup> 
   };
 }
 
-SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::Store> store, RankId rank, int ranks, std::string name,
-                                       Timeout timeout) {
+SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::Store> store, RankId rank, int ranks,
+                                       std::string name, Timeout timeout) {
   return [store = std::move(store), rank, ranks, name = std::move(name), timeout](const std::string& own) {
     const auto key = [&](int r) { return "stagecraft/" + name + "/" + std::to_string(r); };
     std::vector<std::string> all;

@@ -13,8 +13,7 @@
 namespace stagecraft::nccl {
 
 struct Communicator::Connection {
-  Connection(c10::Device on, int count, int own)
-      : device(on), ranks(count), place(own), stream(unshared_stream(on)) {}
+  Connection(c10::Device on, int count, int own) : device(on), ranks(count), place(own), stream(unshared_stream(on)) {}
 
   c10::Device device;
   int ranks;
@@ -130,7 +129,8 @@ void Communicator::abort() {
     comm = std::exchange(connection_->comm, nullptr);
   }
   if (comm == nullptr) return;
-  // A thread inside `issue` returns soon. If it does not, it waits for a rank that is gone, and only this ends its wait.
+  // A thread inside `issue` returns soon. If it does not, it waits for a rank that is gone, and only this ends its
+  // wait.
   std::unique_lock order(issuing_, std::defer_lock);
   for (int i = 0; i < 200 && !order.try_lock(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const c10::DeviceGuard guard(connection_->device);

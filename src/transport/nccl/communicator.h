@@ -23,12 +23,12 @@ using Clock = std::chrono::steady_clock;
 /// A new id, by which ranks find each other. One of them makes it and tells the others.
 std::string new_id();
 
-/// Some ranks that NCCL connects, with a stream of its own on this rank's device. What is issued to it runs in that order
-/// on all of them; the host waits only for the connection.
+/// Some ranks that NCCL connects, with a stream of its own on this rank's device. What is issued to it runs in that
+/// order on all of them; the host waits only for the connection.
 class Communicator {
  public:
-  /// Begins to connect, in a thread of its own: when a rank dies in the meantime, that call may never return. `members`:
-  /// of the world, in the order of this communicator; `place`: this rank's among them.
+  /// Begins to connect, in a thread of its own: when a rank dies in the meantime, that call may never return.
+  /// `members`: of the world, in the order of this communicator; `place`: this rank's among them.
   Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place);
   /// Ends what is still running: see Watch, which has it.
   ~Communicator() { abort(); }
@@ -37,13 +37,13 @@ class Communicator {
 
   [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
   [[nodiscard]] const c10::Stream& stream() const;
-  /// Whether all ranks are connected, or none will be after `abort`, `until` at the latest. Throws TransportError when it
-  /// has failed.
+  /// Whether all ranks are connected, or none will be after `abort`, `until` at the latest. Throws TransportError when
+  /// it has failed.
   bool wait_until_connected(Clock::time_point until);
 
   using Operation = std::function<void(const Library& nccl, Comm comm, Stream stream)>;
-  /// Issues operations to the stream; `what` names them if they do not end. Returns false after `abort`, when nothing is
-  /// issued any more: whoever has lost another rank tells those who wait for it.
+  /// Issues operations to the stream; `what` names them if they do not end. Returns false after `abort`, when nothing
+  /// is issued any more: whoever has lost another rank tells those who wait for it.
   [[nodiscard]] bool issue(std::string what, const Operation& operation);
 
   /// Something that was issued and has not ended for longer than `limit`.

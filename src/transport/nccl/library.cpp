@@ -38,7 +38,8 @@ const Library& need_library() {
   const Library* found = library();
   if (found != nullptr) return *found;
   throw TransportError(
-      "there is no NCCL (libnccl.so.2) that this process could load: use a LibTorch for CUDA, which brings it, or put the"
+      "there is no NCCL (libnccl.so.2) that this process could load: use a LibTorch for CUDA, which brings it, or put "
+      "the"
       " folder of libnccl.so.2 into LD_LIBRARY_PATH",
       RankId());
 }
@@ -57,8 +58,10 @@ void check(int result, const char* call, Comm comm) {
   std::string text = std::string(call) + " has failed: " + nccl.ncclGetErrorString(result);
   if (!last.empty()) text += " (" + last.substr(0, last.find('\n')) + ")";
   if (last.find("Duplicate GPU") != std::string::npos) {
-    text += "; two ranks compute on one GPU: give each its own, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or later"
-            " (this is " + version_text() + ")";
+    text +=
+        "; two ranks compute on one GPU: give each its own, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or later"
+        " (this is " +
+        version_text() + ")";
   }
   throw TransportError(text, RankId());
 }

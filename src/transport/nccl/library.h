@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-/// NCCL's functions, found in the library that LibTorch for CUDA has loaded. Stagecraft is built without NCCL's headers:
-/// one build works with any version, and without any.
+/// NCCL's functions, found in the library that LibTorch for CUDA has loaded. Stagecraft is built without NCCL's
+/// headers: one build works with any version, and without any.
 namespace stagecraft::nccl {
 
 struct Id {
@@ -36,7 +36,8 @@ struct Library {
   int (*ncclSend)(const void* data, std::size_t count, int type, int peer, Comm comm, Stream stream);
   int (*ncclRecv)(void* data, std::size_t count, int type, int peer, Comm comm, Stream stream);
   int (*ncclBroadcast)(const void* from, void* to, std::size_t count, int type, int root, Comm comm, Stream stream);
-  int (*ncclAllReduce)(const void* from, void* to, std::size_t count, int type, int operation, Comm comm, Stream stream);
+  int (*ncclAllReduce)(const void* from, void* to, std::size_t count, int type, int operation, Comm comm,
+                       Stream stream);
   int (*ncclAllGather)(const void* from, void* to, std::size_t count, int type, Comm comm, Stream stream);
   int (*ncclReduceScatter)(const void* from, void* to, std::size_t count, int type, int operation, Comm comm,
                            Stream stream);

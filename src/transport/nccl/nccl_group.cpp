@@ -16,13 +16,20 @@ namespace {
 /// None for types that NCCL does not sum as LibTorch does.
 std::optional<DataType> type_of(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return kFloat32;
-    case at::kDouble: return kFloat64;
-    case at::kInt: return kInt32;
-    case at::kLong: return kInt64;
-    case at::kChar: return kInt8;
-    case at::kByte: return kUint8;
-    default: return std::nullopt;
+    case at::kFloat:
+      return kFloat32;
+    case at::kDouble:
+      return kFloat64;
+    case at::kInt:
+      return kInt32;
+    case at::kLong:
+      return kInt64;
+    case at::kChar:
+      return kInt8;
+    case at::kByte:
+      return kUint8;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -97,9 +104,8 @@ void NcclGroup::issue(std::string_view call, const Communicator::Operation& oper
 }
 
 void NcclGroup::broadcast_into(const at::Tensor& tensor, int from) {
-  const bool is_for_nccl = tensor.defined() && tensor.device() == watch_->device() &&
-                           tensor.layout() == at::kStrided && tensor.numel() > 0 && can_be_written(tensor) && from >= 0 &&
-                           from < size();
+  const bool is_for_nccl = tensor.defined() && tensor.device() == watch_->device() && tensor.layout() == at::kStrided &&
+                           tensor.numel() > 0 && can_be_written(tensor) && from >= 0 && from < size();
   if (!is_for_nccl) return MessageGroup::broadcast_into(tensor, from);
   announce("broadcast_into", {tensor}, /*any_rows=*/false);
   const at::NoGradGuard no_graph;

@@ -8,7 +8,8 @@
 namespace stagecraft::nccl {
 
 /// Collectives of NCCL for tensors of the device, where they give what MessageGroup gives: plain sums, and copies. What
-/// else there is (16-bit floats, which NCCL rounds at every addition; the largest, where NCCL loses NaN) is done by messages.
+/// else there is (16-bit floats, which NCCL rounds at every addition; the largest, where NCCL loses NaN) is done by
+/// messages.
 ///
 /// Before each of them the members tell each other what they are about to give. So all of them take part or none does:
 /// when one fails before, nothing is left waiting on a device, and tensors that are not alike are found.

@@ -14,8 +14,8 @@
 
 namespace stagecraft::nccl {
 
-/// All communicators of one rank. A thread looks whether what was issued to them ends: the device waits for another rank
-/// without a limit of its own, and the host waits for the device.
+/// All communicators of one rank. A thread looks whether what was issued to them ends: the device waits for another
+/// rank without a limit of its own, and the host waits for the device.
 class Watch {
  public:
   /// `members`: of the communicator that stands still.
@@ -34,11 +34,11 @@ class Watch {
   void start(Report report);
   /// The communicator of this id; connects it if it is new. After `abort_all`, one that is aborted.
   ///
-  /// It lives as long as this object: what this rank has issued, and what others still read from its memory, must not be cut
-  /// off when whoever asked for it is gone. So it is used again.
+  /// It lives as long as this object: what this rank has issued, and what others still read from its memory, must not
+  /// be cut off when whoever asked for it is gone. So it is used again.
   std::shared_ptr<Communicator> connect(const std::string& id, std::vector<RankId> members, int place);
-  /// The id of a communicator of these members that was given back, or a new id. Called by the first of them, who tells the
-  /// others.
+  /// The id of a communicator of these members that was given back, or a new id. Called by the first of them, who tells
+  /// the others.
   std::string id_for(const std::vector<RankId>& members);
   void give_back(const std::string& id);
   /// Whether all operations have ended by then.

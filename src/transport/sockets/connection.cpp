@@ -44,9 +44,7 @@ struct Card {
   std::string secret;
   Address address;
 
-  [[nodiscard]] std::string to_text() const {
-    return version + "\n" + nccl + "\n" + secret + "\n" + address.to_text();
-  }
+  [[nodiscard]] std::string to_text() const { return version + "\n" + nccl + "\n" + secret + "\n" + address.to_text(); }
   static Card from_text(const std::string& text) {
     Card card;
     std::istringstream lines(text);
@@ -65,8 +63,9 @@ void check_alike(const std::vector<Card>& cards, RankId own) {
     const Card& mine = cards[own.index()];
     const std::string who = "rank " + std::to_string(r);
     if (cards[r].version != mine.version) {
-      throw TransportError("the ranks run different versions of Stagecraft, " + who + " " + cards[r].version + ", rank " +
-                               std::to_string(own.value) + " " + mine.version + ": install the same everywhere",
+      throw TransportError("the ranks run different versions of Stagecraft, " + who + " " + cards[r].version +
+                               ", rank " + std::to_string(own.value) + " " + mine.version +
+                               ": install the same everywhere",
                            RankId(r));
     }
     if (cards[r].nccl != mine.nccl) {
@@ -93,11 +92,11 @@ std::vector<Socket> connect_all(RankId own, const std::vector<Card>& cards, cons
     char answer = 0;
     all[r] = connect_to(cards[r].address, until);
     iovec part{&greeting, sizeof greeting};
-    const bool is_there = all[r].is_open() && all[r].write({&part, 1}) == sizeof greeting &&
-                          all[r].read_all(&answer, 1, until);
+    const bool is_there =
+        all[r].is_open() && all[r].write({&part, 1}) == sizeof greeting && all[r].read_all(&answer, 1, until);
     if (!is_there) {
-      throw TransportError("rank " + std::to_string(own.value) + " cannot reach rank " + std::to_string(r) + " by TCP (" +
-                               cards[r].address.to_text() + ") within " + seconds +
+      throw TransportError("rank " + std::to_string(own.value) + " cannot reach rank " + std::to_string(r) +
+                               " by TCP (" + cards[r].address.to_text() + ") within " + seconds +
                                " s: is it running, and does a firewall allow it? STAGECRAFT_SOCKET_IFNAME names the"
                                " network interface to use",
                            RankId(r));
@@ -161,8 +160,8 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
 
   if (by_nccl) implementation_->nccl = std::make_shared<nccl::Watch>(*options.device, options.limit);
   const std::shared_ptr<nccl::Watch>& nccl = implementation_->nccl;
-  auto channel = std::make_unique<SocketChannel>(rank, std::move(sockets), options.device, nccl,
-                                                 std::move(options.while_waiting));
+  auto channel =
+      std::make_unique<SocketChannel>(rank, std::move(sockets), options.device, nccl, std::move(options.while_waiting));
   implementation_->channel = channel.get();
   for (const auto& line : channel->lines()) {
     if (line) implementation_->lines.push_back(line);

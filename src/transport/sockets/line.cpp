@@ -46,7 +46,8 @@ void Line::send(wire::Envelope envelope, Message message) {
     if (!tensor.defined()) continue;
     const bool wants_gradient = tensor.requires_grad();
     if (travels_by_nccl(tensor)) {
-      if (tensor.device() != nccl_->device()) tensor = tensor.detach().to(nccl_->device()).set_requires_grad(wants_gradient);
+      if (tensor.device() != nccl_->device())
+        tensor = tensor.detach().to(nccl_->device()).set_requires_grad(wants_gradient);
       needs_path = needs_path || tensor.nbytes() > 0;
     } else if (!tensor.is_cpu() && !tensor.is_meta()) {
       tensor = tensor.detach().cpu().set_requires_grad(wants_gradient);
@@ -85,7 +86,8 @@ nccl::Communicator* Line::path_out() {
     out_ = nccl_->connect(id, {own_, peer_}, 0);
   }
   const auto until = Clock::now() + nccl_->limit();
-  while (!out_->wait_until_connected(std::min<Clock::time_point>(until, Clock::now() + std::chrono::milliseconds(20)))) {
+  while (
+      !out_->wait_until_connected(std::min<Clock::time_point>(until, Clock::now() + std::chrono::milliseconds(20)))) {
     if (wait_until_over(Clock::now())) return nullptr;
     if (Clock::now() >= until) {
       throw TimeoutError("rank " + std::to_string(peer_.value) + " has not connected by NCCL in time", peer_);
@@ -101,8 +103,8 @@ void Line::ship(nccl::Communicator& path, const wire::Envelope& envelope, const 
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const wire::TensorForm& form = envelope.description->tensors[i];
       if (!form.is_defined || form.is_on_host || form.is_inline || form.bytes() == 0) continue;
-      nccl::check(nccl.ncclSend(tensors[i].const_data_ptr(), static_cast<std::size_t>(form.bytes()), nccl::kUint8, 1, comm,
-                                stream),
+      nccl::check(nccl.ncclSend(tensors[i].const_data_ptr(), static_cast<std::size_t>(form.bytes()), nccl::kUint8, 1,
+                                comm, stream),
                   "ncclSend", comm);
       guard.recordDataPtrOnStream(tensors[i].storage().data_ptr(), path.stream());
     }
@@ -326,7 +328,9 @@ bool Line::receive_tensors(wire::Mailbox::Entry& entry) {
     const bool is_shipped = !form.is_on_host && !form.is_meta && bytes > 0;
     std::optional<c10::StreamGuard> guard;
     if (is_shipped) guard.emplace(path_in().stream());
-    const at::Device device = form.is_meta ? at::Device(at::kMeta) : is_shipped ? nccl_->device() : at::Device(at::kCPU);
+    const at::Device device = form.is_meta ? at::Device(at::kMeta)
+                              : is_shipped ? nccl_->device()
+                                           : at::Device(at::kCPU);
     try {
       tensor = at::empty(form.sizes, at::TensorOptions().dtype(form.type).device(device));
       if (!form.strides.empty()) tensor = tensor.as_strided(form.sizes, form.strides);

@@ -14,12 +14,12 @@
 
 namespace stagecraft::sockets {
 
-/// The connection to one other rank. Whoever sends writes as much as goes without waiting; a thread writes the rest, and
-/// another one receives. They end when the other rank has said goodbye, or is lost.
+/// The connection to one other rank. Whoever sends writes as much as goes without waiting; a thread writes the rest,
+/// and another one receives. They end when the other rank has said goodbye, or is lost.
 ///
-/// Tensors of the host travel over the socket. Those of a device do too, by way of the host, unless NCCL takes them: then
-/// there is a communicator for each direction, and their envelopes tell the receiver in which order they come. So a
-/// transfer is always met by a receive, in whatever order the two ranks want their messages.
+/// Tensors of the host travel over the socket. Those of a device do too, by way of the host, unless NCCL takes them:
+/// then there is a communicator for each direction, and their envelopes tell the receiver in which order they come. So
+/// a transfer is always met by a receive, in whatever order the two ranks want their messages.
 class Line : public std::enable_shared_from_this<Line> {
  public:
   /// What a line tells the channel. Called by its threads.

@@ -41,7 +41,9 @@ bool wait_for(int descriptor, short events, Clock::time_point until) {
   }
 }
 
-void set(int descriptor, int level, int option, int value) { ::setsockopt(descriptor, level, option, &value, sizeof value); }
+void set(int descriptor, int level, int option, int value) {
+  ::setsockopt(descriptor, level, option, &value, sizeof value);
+}
 
 /// Small messages leave at once; a host that is gone is noticed within half a minute.
 void prepare(int descriptor) {

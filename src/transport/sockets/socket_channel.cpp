@@ -110,12 +110,14 @@ std::optional<Message> SocketChannel::take(RankId from, const Tag& tag) {
   std::optional<wire::Mailbox::Entry> entry = mailbox_->take(from, tag);
   if (!entry) return std::nullopt;
   if (entry->failure) std::rethrow_exception(entry->failure);
-  // An empty tensor of a device says that its sender has read what it got. It got copies: what counts is that they are made.
+  // An empty tensor of a device says that its sender has read what it got. It got copies: what counts is that they are
+  // made.
   const auto says_so = [](const wire::TensorForm& form) {
     return form.is_defined && !form.is_on_host && !form.is_meta && form.bytes() == 0;
   };
   const std::vector<wire::TensorForm>& forms = entry->envelope.description->tensors;
-  if (nccl_ && from != rank_ && std::any_of(forms.begin(), forms.end(), says_so)) lines_[from.index()]->wait_for_reads();
+  if (nccl_ && from != rank_ && std::any_of(forms.begin(), forms.end(), says_so))
+    lines_[from.index()]->wait_for_reads();
   if (entry->written) entry->written->block(current_stream(entry->written->device()));
   for (const at::Tensor& tensor : entry->tensors) {
     if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
@@ -137,7 +139,8 @@ void SocketChannel::tell(RankId to, const Notice& notice) {
 
 void SocketChannel::wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) {
   constexpr auto kOften = std::chrono::milliseconds(100);
-  // A message often comes within microseconds, sooner than a sleeping thread wakes up. Others that need the core get it.
+  // A message often comes within microseconds, sooner than a sleeping thread wakes up. Others that need the core get
+  // it.
   constexpr auto kSpin = std::chrono::microseconds(100);
   while (Clock::now() - since < kSpin) {
     if (news() != seen || Clock::now() >= until) return;

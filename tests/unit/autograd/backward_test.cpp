@@ -432,7 +432,7 @@ TEST(Backward, InputPartReleasesActivationsWhileItRuns) {
   {
     const Tensor first = at::matmul(x, w);
     first.register_hook([&](const Tensor&) { was_released = late.expired(); });  // when only this product is left
-    const Tensor hidden = at::sigmoid(first);  // kept by the sigmoid alone
+    const Tensor hidden = at::sigmoid(first);                                    // kept by the sigmoid alone
     late = c10::weak_intrusive_ptr<at::TensorImpl>(hidden.getIntrusivePtr());
     backward = Backward(Tensors{hidden * 2}, Tensors{x});
   }

@@ -17,8 +17,8 @@ constexpr int kStages = 4;
 constexpr int kLayers = 4;  // of a stage
 constexpr std::int64_t kWidth = 32;
 constexpr std::int64_t kRows = 48;  // of a microbatch
-// How far a reduction of gradients overlaps the next stage depends on the machine, not on the schedule: so many that the
-// gradients of one stage are a small part of the whole.
+// How far a reduction of gradients overlaps the next stage depends on the machine, not on the schedule: so many that
+// the gradients of one stage are a small part of the whole.
 constexpr int kMicrobatches = 48;
 
 /// Layers that keep their outputs and nothing else for the backward.

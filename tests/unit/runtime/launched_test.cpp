@@ -21,8 +21,7 @@ std::optional<Launched> launched(const Values& values) {
   });
 }
 
-const Values kTorchrun = {{"RANK", "5"},        {"WORLD_SIZE", "8"},
-                          {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "4"},
+const Values kTorchrun = {{"RANK", "5"},        {"WORLD_SIZE", "8"},     {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
                           {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}};
 
 Values with(Values values, const Values& more) {
@@ -58,8 +57,9 @@ TEST(Launched, AgainByTorchrunIsAnotherJob) {
 }
 
 TEST(Launched, BySlurm) {
-  const Values values = {{"SLURM_PROCID", "3"},   {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "1"},
-                         {"SLURM_JOB_ID", "977"}, {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+  const Values values = {{"SLURM_PROCID", "3"},         {"SLURM_STEP_NUM_TASKS", "4"},
+                         {"SLURM_LOCALID", "1"},        {"SLURM_JOB_ID", "977"},
+                         {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "gpu[07-08]"},
                          {"SLURM_NTASKS_PER_NODE", "2"}};
   const auto found = launched(values);
   ASSERT_TRUE(found);
@@ -86,8 +86,14 @@ TEST(Launched, ByMpirun) {
 }
 
 TEST(Launched, RefusesWhatCannotBe) {
-  EXPECT_THAT(message_of([&] { launched(with(kTorchrun, {{"RANK", "8"}})); }), HasSubstr("RANK is '8', and should be a number from 0 to 7"));
-  EXPECT_THAT(message_of([&] { launched(with(kTorchrun, {{"WORLD_SIZE", "many"}})); }), HasSubstr("WORLD_SIZE is 'many'"));
+  EXPECT_THAT(message_of([&] {
+                launched(with(kTorchrun, {{"RANK", "8"}}));
+              }),
+              HasSubstr("RANK is '8', and should be a number from 0 to 7"));
+  EXPECT_THAT(message_of([&] {
+                launched(with(kTorchrun, {{"WORLD_SIZE", "many"}}));
+              }),
+              HasSubstr("WORLD_SIZE is 'many'"));
   EXPECT_THAT(message_of([&] { launched(with(kTorchrun, {{"MASTER_PORT", "70000"}})); }), HasSubstr("65535"));
 }
 
