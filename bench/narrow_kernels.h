@@ -12,7 +12,7 @@ inline at::Tensor narrow_input(std::int64_t rows, const at::Device& device) {
   return at::randn({rows, 16384}, at::TensorOptions(device));
 }
 
-/// So many kernels one after the other, each as wide as its input has rows.
+/// Runs `passes` kernels one after the other, each as wide as its input has rows.
 inline at::Tensor narrow_passes(at::Tensor x, std::int64_t passes) {
   for (std::int64_t i = 0; i < passes; ++i) x = at::logcumsumexp(x, -1);
   return x;

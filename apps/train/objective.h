@@ -21,7 +21,7 @@ struct Classes {
 
 /// What the loss function and the training loop tell each other.
 struct BatchFacts {
-  /// Of the current batch.
+  /// The classes that occur in the current batch.
   Classes classes;
   /// How many classes the output has; 0 before the first loss.
   std::int64_t outputs = 0;

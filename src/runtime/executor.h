@@ -101,7 +101,7 @@ class Executor {
     std::vector<Segment> segments;
     bool keeps_inputs = false;  // until the backward, for segments that are computed again
     Packer packer;              // of what crosses to the next stage
-    // Of the stage's parameters, on the rank's own stream and on the second one.
+    // They add up the gradients of the stage's parameters, one on the rank's own stream and one on the second.
     std::array<std::optional<Accumulators>, 2> accumulators;
   };
 

@@ -105,7 +105,8 @@ inline void train(const Training& run, GraphChoice graph, World& world, const st
   trace.captured = pipeline.captured();
 }
 
-/// By rank of the world. Where ranks are processes, `ranks` of them, only the own one has anything.
+/// Trains on all ranks, and returns what each left behind, by rank of the world. Where ranks are processes, only the
+/// own one has anything.
 inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
   torch::manual_seed(5);
   std::vector<std::vector<PiecePtr>> pieces(static_cast<std::size_t>(run.replicas));  // by replica

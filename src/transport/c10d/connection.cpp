@@ -16,7 +16,7 @@ constexpr std::int64_t kRoom = 1024;
 
 }  // namespace
 
-// By a maximum, which every backend has: each rank fills its own row.
+// Each rank fills its own row; a maximum, which every backend has, gives all rows to all.
 SocketConnection::Exchange exchange_by(c10::intrusive_ptr<::c10d::ProcessGroup> group,
                                        const std::optional<at::Device>& device) {
   return [group = std::move(group), device](const std::string& own) {

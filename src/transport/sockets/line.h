@@ -84,7 +84,7 @@ class Line : public std::enable_shared_from_this<Line> {
   std::shared_ptr<Reports> reports_;
   std::shared_ptr<nccl::Watch> nccl_;
 
-  // Of the receiving thread.
+  // Only the receiving thread uses these.
   wire::Descriptions known_;  // what the peer has described
   std::vector<char> buffer_ = std::vector<char>(std::size_t{64} << 10);
   std::size_t begin_ = 0;  // what is in the buffer and not yet used
