@@ -5,8 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include <mutex>
-
 #if defined(__aarch64__) && defined(__linux__)
 #include <link.h>
 
@@ -82,17 +80,15 @@ void separate_primitives() {}
 }  // namespace
 
 void settle_bfloat16_kernels() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    /// LibTorch's warning says what this function is about, to nobody's use.
-    class Silence : public c10::WarningHandler {
-      void process(const c10::Warning& /*warning*/) override {}
-    } silence;
-    const c10::WarningUtils::WarningHandlerGuard guard(&silence);
-    const at::NoGradGuard no_graph;
-    const at::Tensor matrix = at::ones({64, 64}, at::kBFloat16);
-    at::mm(matrix, matrix.t());  // as a linear layer has it
-  });
+  if (!at::globalContext().userEnabledMkldnn()) return;
+  /// LibTorch's warning says what this function is about, to nobody's use.
+  class Silence : public c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  } silence;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  const at::NoGradGuard no_graph;
+  const at::Tensor matrix = at::ones({64, 64}, at::kBFloat16);
+  at::mm(matrix, matrix.t());  // as a linear layer has it
 }
 
 void make_operators_safe(int threads) {

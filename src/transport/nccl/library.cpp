@@ -18,11 +18,10 @@ bool load(Library& functions) {
   };
 #define STAGECRAFT_FIND(name) find(functions.name, #name)
   return STAGECRAFT_FIND(ncclGetVersion) && STAGECRAFT_FIND(ncclGetUniqueId) && STAGECRAFT_FIND(ncclCommInitRank) &&
-         STAGECRAFT_FIND(ncclCommAbort) && STAGECRAFT_FIND(ncclCommGetAsyncError) &&
-         STAGECRAFT_FIND(ncclGetErrorString) && STAGECRAFT_FIND(ncclGetLastError) && STAGECRAFT_FIND(ncclSend) &&
-         STAGECRAFT_FIND(ncclRecv) && STAGECRAFT_FIND(ncclBroadcast) && STAGECRAFT_FIND(ncclAllReduce) &&
-         STAGECRAFT_FIND(ncclAllGather) && STAGECRAFT_FIND(ncclReduceScatter) && STAGECRAFT_FIND(ncclGroupStart) &&
-         STAGECRAFT_FIND(ncclGroupEnd);
+         STAGECRAFT_FIND(ncclCommAbort) && STAGECRAFT_FIND(ncclGetErrorString) && STAGECRAFT_FIND(ncclGetLastError) &&
+         STAGECRAFT_FIND(ncclSend) && STAGECRAFT_FIND(ncclRecv) && STAGECRAFT_FIND(ncclBroadcast) &&
+         STAGECRAFT_FIND(ncclAllReduce) && STAGECRAFT_FIND(ncclAllGather) && STAGECRAFT_FIND(ncclReduceScatter) &&
+         STAGECRAFT_FIND(ncclGroupStart) && STAGECRAFT_FIND(ncclGroupEnd);
 #undef STAGECRAFT_FIND
 }
 
@@ -52,7 +51,7 @@ std::string version_text() {
 }
 
 void check(int result, const char* call, Comm comm) {
-  if (result == kSuccess || result == kInProgress) return;
+  if (result == kSuccess) return;
   const Library& nccl = need_library();
   const std::string last = nccl.ncclGetLastError(comm);
   std::string text = std::string(call) + " has failed: " + nccl.ncclGetErrorString(result);

@@ -14,7 +14,7 @@ struct Id {
 using Comm = void*;    // ncclComm_t
 using Stream = void*;  // cudaStream_t
 
-enum Result : int { kSuccess = 0, kInProgress = 7 };
+enum Result : int { kSuccess = 0 };
 enum DataType : int {
   kInt8 = 0,
   kUint8 = 1,
@@ -30,7 +30,6 @@ struct Library {
   int (*ncclGetUniqueId)(Id* id);
   int (*ncclCommInitRank)(Comm* comm, int ranks, Id id, int rank);
   int (*ncclCommAbort)(Comm comm);
-  int (*ncclCommGetAsyncError)(Comm comm, int* error);
   const char* (*ncclGetErrorString)(int result);
   const char* (*ncclGetLastError)(Comm comm);
   int (*ncclSend)(const void* data, std::size_t count, int type, int peer, Comm comm, Stream stream);

@@ -266,10 +266,12 @@ void Line::receive() {
     lose(kEnded, error.what());
   }
   reports_->mailbox->forget(peer_);
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;  // first: a thread that waits to be connected by NCCL stops waiting, and lets go of the path
+    changed_.notify_all();
+  }
   end_paths();
-  const std::lock_guard lock(mutex_);
-  is_over_ = true;
-  changed_.notify_all();
 }
 
 /// What is still running with a rank that has left ends soon, or never.

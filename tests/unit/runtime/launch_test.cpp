@@ -78,6 +78,25 @@ TEST(Launch, RanksAsThreadsComputeWithOneDnn) {
   EXPECT_TRUE(at::globalContext().userEnabledMkldnn()) << "it was made safe too late";
 }
 
+// LibTorch gives up oneDNN at the first such layer on a processor without bfloat16: other kernels, and other bits.
+TEST(Launch, APipelineInBfloat16DoesNotChangeKernelsInTheMiddle) {
+  at::globalContext().setUserEnabledMkldnn(true);
+  run_ranks({.ranks = 1}, [](World& world) {
+    torch::nn::Linear layer(64, 64);
+    layer->to(at::kBFloat16);
+    std::vector<Stage> stages;
+    stages.push_back(make_stage(0, layer));
+    Pipeline pipeline(world, std::move(stages),
+                      {.schedule = "GPipe", .microbatches = 1, .loss = [](const at::Tensor& output, const at::Tensor&) {
+                         return output.sum();
+                       }});
+    const bool before = at::globalContext().userEnabledMkldnn();
+    const at::Tensor x = at::ones({64, 64}, at::kBFloat16);
+    pipeline.step({x}, {.target = x});
+    EXPECT_EQ(at::globalContext().userEnabledMkldnn(), before);
+  });
+}
+
 TEST(Launch, ARankScopeEndsWithTheThreadsThatItFound) {
   const int before = at::get_num_threads();
   {
