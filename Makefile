@@ -53,14 +53,14 @@ torch: .venv/$(WHEELS)
 	@echo "setup: installing torch $(TORCH_VERSION) into .venv (a minute or two)"
 	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { $(call install_packages,python3-venv); }
 	@$(PYTHON) -m venv .venv || { echo "setup: $(PYTHON) cannot make a virtual environment: install python3-venv, or give PYTHON=..." >&2; exit 1; }
-	@.venv/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) safetensors==$(SAFETENSORS_VERSION) numpy \
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) safetensors==$(SAFETENSORS_VERSION) numpy \
 	  || { echo "setup: pip could not install torch==$(TORCH_VERSION): check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 
 # Only the tests that export published architectures need it; it must not bring another torch along.
 .venv/.models-$(TRANSFORMERS_VERSION): | .venv/$(WHEELS)
 	@echo "setup: installing transformers $(TRANSFORMERS_VERSION) into .venv"
-	@.venv/bin/pip install --quiet --disable-pip-version-check transformers==$(TRANSFORMERS_VERSION) torch==$(TORCH_VERSION) \
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check transformers==$(TRANSFORMERS_VERSION) torch==$(TORCH_VERSION) \
 	  || { echo "setup: pip could not install transformers: check the network, or run it by hand in .venv" >&2; exit 1; }
 	@touch $@
 
