@@ -17,29 +17,6 @@ namespace {
 using graph::Argument;
 using graph::Input;
 using graph::Program;
-using graph::Tree;
-
-/// Appends the paths of all leaves of a tree.
-void name_leaves(const Tree& tree, const std::string& path, std::vector<std::string>& names) {
-  if (tree.kind == Tree::Kind::kLeaf) {
-    names.push_back(path);
-    return;
-  }
-  for (std::size_t i = 0; i < tree.children.size(); ++i) {
-    const std::string own = i < tree.keys.size() ? tree.keys[i] : std::to_string(i);
-    name_leaves(tree.children[i], path.empty() ? own : path + "." + own, names);
-  }
-}
-
-std::vector<std::string> argument_leaves(const Program& program) {
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < program.arguments.children.size(); ++i) {
-    const std::string own = i < program.argument_names.size() ? program.argument_names[i] : std::to_string(i);
-    name_leaves(program.arguments.children[i], own, names);
-  }
-  name_leaves(program.keywords, {}, names);
-  return names;
-}
 
 std::string value_text(const Program& program, graph::ValueId id) {
   if (id == graph::kNoValue) return "nothing";
@@ -72,27 +49,6 @@ struct FixedText {
 };
 
 }  // namespace
-
-std::vector<Port> input_ports(const Program& program) {
-  std::vector<std::string> names = argument_leaves(program);
-  std::vector<Port> ports;
-  for (const Input& input : program.inputs) {
-    if (input.is_loaded()) continue;
-    ports.push_back({ports.size() < names.size() ? names[ports.size()] : input.name,
-                     input.kind == Input::Kind::kUser ? Argument(graph::Use{input.value}) : input.fixed});
-  }
-  return ports;
-}
-
-std::vector<Port> output_ports(const Program& program) {
-  std::vector<std::string> names;
-  name_leaves(program.result, {}, names);
-  std::vector<Port> ports;
-  for (const Argument& output : program.outputs) {
-    ports.push_back({ports.size() < names.size() ? names[ports.size()] : std::string(), output});
-  }
-  return ports;
-}
 
 std::string port_text(const Program& program, const Argument& argument) {
   if (const auto* use = std::get_if<graph::Use>(&argument)) return value_text(program, use->value);
@@ -236,7 +192,7 @@ Json value_json(const graph::Program& program, graph::ValueId id) {
   return json;
 }
 
-Json port_json(const graph::Program& program, const Port& port) {
+Json port_json(const graph::Program& program, const graph::Port& port) {
   const auto* use = std::get_if<graph::Use>(&port.argument);
   if (use == nullptr || use->value == graph::kNoValue) {
     return {{"name", port.name}, {"kind", "fixed"}, {"value", fixed_text(port.argument)}};

@@ -5,18 +5,10 @@
 #include <vector>
 
 #include "report_text.h"
-#include "stagecraft/graph/program.h"
+#include "stagecraft/graph/ports.h"
 
 /// Facts about a program, for the reports on a model: its inputs and outputs, totals, operators and modules.
 namespace stagecraft::cli {
-
-/// An input or output of the model, as its caller sees it.
-struct Port {
-  std::string name;          ///< "tokens", "extra.pair.0".
-  graph::Argument argument;  ///< The value, or a constant.
-};
-std::vector<Port> input_ports(const graph::Program& program);
-std::vector<Port> output_ports(const graph::Program& program);
 
 /// "float32 [s0, 8]", "an integer (s0)", "always true".
 std::string port_text(const graph::Program& program, const graph::Argument& argument);
@@ -65,6 +57,6 @@ std::vector<ModuleFigures> module_tree(const graph::Program& program);
 Json value_json(const graph::Program& program, graph::ValueId value);
 
 /// The same with the caller's name; {"name", "kind": "fixed", "value"} for a constant.
-Json port_json(const graph::Program& program, const Port& port);
+Json port_json(const graph::Program& program, const graph::Port& port);
 
 }  // namespace stagecraft::cli

@@ -18,6 +18,7 @@ namespace {
 using graph::bytes_text;
 using graph::count_text;
 using graph::Input;
+using graph::Port;
 using graph::Program;
 
 double total_work(const Program& program) {

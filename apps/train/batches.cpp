@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/graph/ports.h"
 
 namespace stagecraft::train {
 namespace {
@@ -30,57 +31,73 @@ std::int64_t vocabulary_of(const graph::Program& program, graph::ValueId tokens)
 }
 
 /// By the names of the model's inputs.
-std::map<std::string, std::int64_t> vocabularies_of(const Pipe& pipe) {
-  const graph::Program& program = pipe.program();
-  std::vector<const graph::Input*> leaves;
-  for (const graph::Input& input : program.inputs) {
-    if (!input.is_loaded()) leaves.push_back(&input);
-  }
-  const std::vector<ModelInput> inputs = pipe.inputs();
+std::map<std::string, std::int64_t> vocabularies_of(const graph::Program& program) {
   std::map<std::string, std::int64_t> all;
-  if (inputs.size() != leaves.size()) return all;  // some are nested
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (leaves[i]->kind != graph::Input::Kind::kUser) continue;
-    if (const std::int64_t size = vocabulary_of(program, leaves[i]->value)) all.emplace(inputs[i].name, size);
+  for (const graph::Port& port : graph::input_ports(program)) {
+    const auto* const use = std::get_if<graph::Use>(&port.argument);
+    if (use == nullptr) continue;
+    if (const std::int64_t size = vocabulary_of(program, use->value)) all.emplace(port.name, size);
+  }
+  return all;
+}
+
+/// The inputs that data fills, cut as was decided for it.
+std::vector<ModelInput> filled_inputs(const Pipe& pipe, const WantedData& wanted) {
+  std::vector<ModelInput> all = pipe.inputs();
+  std::erase_if(all, [](const ModelInput& input) {
+    return std::all_of(input.leaves.begin(), input.leaves.end(), [](const ModelLeaf& leaf) { return leaf.fixed; });
+  });
+  for (ModelInput& input : all) {
+    for (ModelLeaf& leaf : input.leaves) {
+      for (const ModelLeaf& own : wanted.by_row) {
+        if (own.name == leaf.name) leaf.rows = own.rows;
+      }
+    }
   }
   return all;
 }
 
 }  // namespace
 
-Batches::Batches(const Pipe& pipe, std::shared_ptr<const Data> data, std::string path, at::Device device)
-    : data_(std::move(data)), path_(std::move(path)), device_(device), vocabularies_(vocabularies_of(pipe)) {
-  Faults none;  // open_data has refused them
-  const WantedInputs wanted = WantedInputs::of(pipe, none);
-  for (const ModelInput& input : wanted.by_row) by_row_.push_back(input.name);
-  for (const ModelInput& input : wanted.whole) whole_.push_back(input.name);
-}
+Batches::Batches(const Pipe& pipe, const WantedData& wanted, std::shared_ptr<const Data> data,
+                 std::vector<std::string> paths, at::Device device)
+    : data_(std::move(data)),
+      paths_(std::move(paths)),
+      device_(device),
+      inputs_(filled_inputs(pipe, wanted)),
+      vocabularies_(vocabularies_of(pipe.program())) {}
 
 ValueDict Batches::inputs(const Rows& rows) const {
   ValueDict dict;
-  for (const std::string& name : by_row_) {
-    const at::Tensor tensor = data_->input(name, rows);
-    check_tokens(name, tensor, rows);
-    dict.emplace_back(name, tensor.to(device_));
+  for (const ModelInput& input : inputs_) {
+    ValueList leaves;
+    for (const ModelLeaf& leaf : input.leaves)
+      leaves.push_back(leaf.fixed ? leaf.value : Value(read(leaf, rows).to(device_)));
+    dict.emplace_back(input.name, nested(input.tree, leaves));
   }
-  for (const std::string& name : whole_) dict.emplace_back(name, data_->whole(name).to(device_));
   return dict;
 }
 
+at::Tensor Batches::read(const ModelLeaf& leaf, const Rows& rows) const {
+  if (!leaf.rows) return data_->whole(leaf.name);
+  at::Tensor tensor = data_->input(leaf.name, rows, *leaf.rows);
+  check_tokens(leaf, tensor, rows);
+  return tensor;
+}
+
 /// LibTorch's own error does not say which token it was, and on a GPU it ends the process.
-void Batches::check_tokens(const std::string& name, const at::Tensor& tokens, const Rows& rows) const {
-  const auto found = vocabularies_.find(name);
+void Batches::check_tokens(const ModelLeaf& leaf, const at::Tensor& tokens, const Rows& rows) const {
+  const auto found = vocabularies_.find(leaf.name);
   if (found == vocabularies_.end() || tokens.numel() == 0 || tokens.dim() == 0) return;
   const std::int64_t size = found->second;
   const at::Tensor is_unknown = tokens.lt(0).logical_or_(tokens.ge(size));
   if (!is_unknown.any().item<bool>()) return;
-  const std::int64_t first = is_unknown.flatten().nonzero()[0].item<std::int64_t>();
-  const std::int64_t per_row = tokens.numel() / tokens.size(0);
-  const std::int64_t row = rows[static_cast<std::size_t>(first / per_row)];
-  std::string where = "row " + std::to_string(row) + " of '" + name + "'";
-  if (const std::int64_t length = data_->tokens_per_row())
-    where = "at " + std::to_string(row * length + first % length);
-  throw FileError(path_, "token " + std::to_string(tokens.flatten()[first].item<std::int64_t>()) + " (" + where +
+  const at::Tensor first = is_unknown.nonzero()[0];  // its place in each dimension
+  const std::int64_t row = rows[static_cast<std::size_t>(first[*leaf.rows].item<std::int64_t>())];
+  std::string where = "row " + std::to_string(row) + " of '" + leaf.name + "'";
+  if (const std::int64_t length = data_->tokens_per_row(); length > 0 && paths_.size() == 1)
+    where = "at " + std::to_string(row * length + first[1].item<std::int64_t>());
+  throw FileError(paths_.front(), "token " + std::to_string(tokens.masked_select(is_unknown)[0].item<std::int64_t>()) + " (" + where +
                              ") is none of the model, whose embedding has " + std::to_string(size) +
                              " rows: tokens are 0 to " + std::to_string(size - 1) +
                              "; use the tokenizer of the model, or export it with a larger vocabulary");

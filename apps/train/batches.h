@@ -13,25 +13,24 @@ namespace stagecraft::train {
 /// Batches of data as a pipeline takes them.
 class Batches {
  public:
-  /// `data` was opened for this model from `path`, which is for errors.
-  Batches(const Pipe& pipe, std::shared_ptr<const Data> data, std::string path, at::Device device);
+  /// `data` was opened for what is wanted, from `paths`, which are for errors.
+  Batches(const Pipe& pipe, const WantedData& wanted, std::shared_ptr<const Data> data, std::vector<std::string> paths,
+          at::Device device);
 
   /// The model's inputs by name, on the device. Throws FileError for a token that the model has no embedding for.
   [[nodiscard]] ValueDict inputs(const Rows& rows) const;
-  /// On the CPU.
-  [[nodiscard]] at::Tensor targets(const Rows& rows) const { return data_->targets(rows); }
   [[nodiscard]] const Data& data() const { return *data_; }
   [[nodiscard]] at::Device device() const { return device_; }
 
  private:
-  void check_tokens(const std::string& name, const at::Tensor& tokens, const Rows& rows) const;
+  [[nodiscard]] at::Tensor read(const ModelLeaf& leaf, const Rows& rows) const;
+  void check_tokens(const ModelLeaf& leaf, const at::Tensor& tokens, const Rows& rows) const;
 
   std::shared_ptr<const Data> data_;
-  std::string path_;
+  std::vector<std::string> paths_;
   at::Device device_;
-  std::vector<std::string> by_row_;
-  std::vector<std::string> whole_;
-  std::map<std::string, std::int64_t> vocabularies_;  // of inputs that are looked up in an embedding
+  std::vector<ModelInput> inputs_;
+  std::map<std::string, std::int64_t> vocabularies_;  // of leaves that are looked up in an embedding
 };
 
 }  // namespace stagecraft::train

@@ -1,53 +1,118 @@
 #include "data.h"
 
+#include <algorithm>
+
 #include "data_kinds.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/file/checksum.h"
+#include "stagecraft/graph/ports.h"
 
 namespace stagecraft::train {
 
-WantedInputs WantedInputs::of(const Pipe& pipe, Faults& faults) {
-  WantedInputs wanted;
-  for (ModelInput& input : pipe.inputs()) {
-    if (input.fixed) continue;
-    if (!input.tensor || input.name.empty()) {
-      faults.add("the input '" + input.name + "' is nested or has no name, so train cannot fill it: use the library");
-    } else if (!input.split.dimension) {
-      wanted.whole.push_back(std::move(input));
-    } else if (*input.split.dimension != 0) {
-      faults.add("the input '" + input.name + "' has its batch in dimension " + std::to_string(*input.split.dimension) +
-                 ", but rows of data are along dimension 0: export a model that takes the batch first");
-    } else {
-      wanted.by_row.push_back(std::move(input));
-    }
-  }
-  return wanted;
+namespace {
+
+/// Tokens are rows of a text: a model that takes any length, but a fixed number of rows, has its rows first all the
+/// same.
+bool has_dynamic_length(const WantedData& wanted) {
+  return wanted.by_row.size() == 1 && wanted.by_row.front().rows == 1 && wanted.by_row.front().tensor->sizes.size() == 2;
 }
 
-std::string WantedInputs::names() const {
-  std::string names;
-  for (const auto* const inputs : {&by_row, &whole}) {
-    for (const ModelInput& input : *inputs) names += (names.empty() ? "" : ", ") + input.name;
+std::vector<std::string> targets_of(const Options& options) {
+  std::vector<std::string> names;
+  for (const LossTerm& term : options.terms) {
+    if (term.criterion == Criterion::kOutput && term.targets.empty()) continue;
+    const std::string& name = term.targets.empty() ? options.target : term.targets;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return names;
 }
 
-std::unique_ptr<Data> open_data(const DataFiles& files, const Options& options, const Pipe& pipe) {
-  const bool is_array = files.path.ends_with(".npy");
-  const bool is_tokens = files.path.ends_with(".bin") || (is_array && files.targets.empty());
+}  // namespace
+
+WantedData WantedData::of(const Pipe& pipe, const Options& options, Faults& faults) {
+  WantedData wanted;
+  wanted.targets = targets_of(options);
+  wanted.symbol = graph::batch_symbol(pipe.program());
+  wanted.static_rows = pipe.static_rows();
+  for (ModelInput& input : pipe.inputs()) {
+    for (ModelLeaf& leaf : input.leaves) {
+      if (leaf.fixed) continue;
+      if (input.name.empty()) {
+        faults.add("the input '" + leaf.name + "' can only be given by position, so train cannot fill it: use the library");
+      } else if (!leaf.tensor) {
+        faults.add("the input '" + leaf.name + "' is a number, so train cannot fill it: export it as a constant or as a "
+                   "tensor, or use the library");
+      } else {
+        (leaf.rows ? wanted.by_row : wanted.whole).push_back(std::move(leaf));
+      }
+    }
+  }
+  if (are_tokens(options.data.front(), !options.targets.empty()) && has_dynamic_length(wanted)) {
+    ModelLeaf& tokens = wanted.by_row.front();
+    tokens.rows = 0;
+    wanted.symbol.clear();
+    if (tokens.tensor->sizes[0] != TensorSpec::kAny) wanted.static_rows = tokens.tensor->sizes[0];
+  }
+  return wanted;
+}
+
+std::map<std::string, Split> WantedData::splits(const Pipe& pipe) const {
+  std::map<std::string, Split> all;
+  for (const ModelInput& input : pipe.inputs()) {
+    if (!input.name.empty()) all.emplace(input.name, input.split);
+  }
+  for (const ModelLeaf& leaf : by_row) {
+    const auto flat = all.find(leaf.name);  // as `of` has decided
+    if (flat != all.end() && flat->second.dimensions.empty()) flat->second = Split::along(*leaf.rows);
+  }
+  return all;
+}
+
+std::string WantedData::names() const {
+  std::string names;
+  for (const auto* const leaves : {&by_row, &whole}) {
+    for (const ModelLeaf& leaf : *leaves) names += (names.empty() ? "" : ", ") + leaf.name;
+  }
+  return names;
+}
+
+bool are_tokens(const std::string& path, bool has_targets) {
+  return path.ends_with(".bin") || (path.ends_with(".npy") && !has_targets);
+}
+
+namespace {
+
+std::unique_ptr<Data> open_one(const DataFile& file, const Options& options, const WantedData& wanted) {
+  const bool is_tokens = are_tokens(file.path, !file.targets.empty());
   Faults faults;
-  if (!is_array && !files.targets.empty()) {
-    faults.add(files.targets_option + " is for inputs in a .npy file, and " +
+  if (!file.path.ends_with(".npy") && !file.targets.empty()) {
+    faults.add(file.targets_option + " is for inputs in a .npy file, and " +
                (is_tokens ? "the targets of tokens are the tokens that follow" : "this file holds the targets too") +
                ": leave it out");
   }
   if (!is_tokens && options.length > 0)
     faults.add("--length is for tokens, and these are rows of tensors: leave it out");
-  const WantedInputs wanted = WantedInputs::of(pipe, faults);
   std::unique_ptr<Data> data =
-      is_tokens ? open_tokens(files, options, wanted, faults) : open_tensors(files, options, wanted, faults);
-  if (!faults.empty()) throw FileError(files.path, faults.text());
+      is_tokens ? open_tokens(file, options, wanted, faults) : open_tensors(file, wanted, faults);
+  if (!faults.empty()) throw FileError(file.path, faults.text());
   return data;
+}
+
+}  // namespace
+
+std::shared_ptr<const Data> open_data(const DataFiles& files, const Options& options, const WantedData& wanted) {
+  if (!files.targets.empty() && files.targets.size() != files.paths.size()) {
+    throw InvalidArgument("there are " + std::to_string(files.paths.size()) + " files of data, but " +
+                          std::to_string(files.targets.size()) + " of " + files.targets_option +
+                          ": give one for each, in the same order");
+  }
+  std::vector<std::unique_ptr<Data>> parts;
+  for (std::size_t i = 0; i < files.paths.size(); ++i) {
+    const std::string targets = files.targets.empty() ? "" : files.targets[i];
+    parts.push_back(open_one({files.paths[i], targets, files.targets_option}, options, wanted));
+  }
+  if (parts.size() == 1) return std::move(parts.front());
+  return join_data(std::move(parts), files.paths, wanted);
 }
 
 std::string sampled_checksum(const ByteSource& file) {

@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,36 +34,50 @@ class Data {
   virtual ~Data() = default;
 
   [[nodiscard]] virtual std::int64_t rows() const = 0;
-  /// An input of the model that is cut by rows.
-  [[nodiscard]] virtual at::Tensor input(const std::string& name, const Rows& which) const = 0;
+  /// Some rows of an input or of targets, which are along this dimension.
+  [[nodiscard]] virtual at::Tensor input(const std::string& name, const Rows& which, std::int64_t along) const = 0;
+  [[nodiscard]] virtual at::Tensor targets(const std::string& name, const Rows& which, std::int64_t along) const = 0;
   /// An input of the model that is the same for all rows.
   [[nodiscard]] virtual at::Tensor whole(const std::string& name) const = 0;
-  [[nodiscard]] virtual at::Tensor targets(const Rows& which) const = 0;
+  /// Type and shape of all targets of that name; of several files, in the first of them.
+  [[nodiscard]] virtual TensorSpec spec_of_targets(const std::string& name) const = 0;
+  /// Of a file where targets and inputs have different numbers of rows: that of the targets.
+  [[nodiscard]] virtual std::optional<std::int64_t> other_rows(const std::string& name, std::int64_t along) const = 0;
   /// 0 if the rows are not of tokens.
   [[nodiscard]] virtual std::int64_t tokens_per_row() const { return 0; }
   /// The same for the same contents; see `sampled_checksum`.
   [[nodiscard]] virtual std::string fingerprint() const = 0;
 };
 
-/// The inputs of a model that data has to fill.
-struct WantedInputs {
-  std::vector<ModelInput> by_row;
-  std::vector<ModelInput> whole;
+/// What a run takes from data: inputs of the model, and targets.
+struct WantedData {
+  std::vector<ModelLeaf> by_row;
+  std::vector<ModelLeaf> whole;
+  std::vector<std::string> targets;
+  /// The dynamic size that counts rows; empty if there is none.
+  std::string symbol;
+  /// The rows that a microbatch must have, if the model does not take any number.
+  std::optional<std::int64_t> static_rows;
 
-  /// Adds those that data cannot fill to the faults.
-  static WantedInputs of(const Pipe& pipe, Faults& faults);
+  /// Adds inputs that data cannot fill to the faults.
+  static WantedData of(const Pipe& pipe, const Options& options, Faults& faults);
+  /// How the inputs are cut into microbatches, by name.
+  [[nodiscard]] std::map<std::string, Split> splits(const Pipe& pipe) const;
   /// "tokens, shift".
   [[nodiscard]] std::string names() const;
 };
 
 struct DataFiles {
-  std::string path;
-  std::string targets;         ///< Empty: they are in `path`.
-  std::string targets_option;  ///< For errors.
+  std::vector<std::string> paths;    ///< Their rows follow each other.
+  std::vector<std::string> targets;  ///< Of inputs in .npy, one for each path; otherwise empty.
+  std::string targets_option;        ///< For errors.
 };
 
 /// Opens data for a model. Throws FileError that lists everything that does not fit.
-std::unique_ptr<Data> open_data(const DataFiles& files, const Options& options, const Pipe& pipe);
+std::shared_ptr<const Data> open_data(const DataFiles& files, const Options& options, const WantedData& wanted);
+
+/// Whether the data are tokens: rows are windows of one long text.
+bool are_tokens(const std::string& path, bool has_targets);
 
 /// The size and the checksum of 64 blocks of 4096 bytes, evenly spread from the first to the last: tells files apart
 /// without reading all of them.

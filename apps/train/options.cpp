@@ -1,9 +1,12 @@
 #include "options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <iostream>
+
+#include "stagecraft/core/error.h"
 
 namespace stagecraft::train {
 namespace {
@@ -63,9 +66,11 @@ class Section {
     return parser_.add_flag(flag, target, description)->group(name_);
   }
   /// The ending is part of the type, for the help; the completion offers files.
-  CLI::Option* file(const std::string& flag, std::string& target, const std::string& ending,
+  template <typename Target>
+  CLI::Option* file(const std::string& flag, Target& target, const std::string& ending,
                     const std::string& description) {
-    return add(flag, target, description)->type_name("FILE" + ending);
+    // Several files by the flag several times: what follows a file may be another argument.
+    return add(flag, target, description)->type_name("FILE" + ending)->allow_extra_args(false);
   }
   CLI::Option* choice(const std::string& flag, std::string& target, const std::vector<std::string>& words,
                       const std::string& description) {
@@ -109,7 +114,8 @@ class Section {
 
 void add_data_options(CLI::App& parser, Options& options) {
   Section data(parser, "Data");
-  data.file("--data", options.data, "", "Tokens (.bin, .npy), or inputs and targets (.safetensors), or inputs (.npy)")
+  data.file("--data", options.data, "",
+            "Tokens (.bin, .npy), or inputs and targets (.safetensors), or inputs (.npy); of several, one after the other")
       ->required();
   data.file("--targets", options.targets, ".npy", "The targets of inputs in a .npy file");
   data.add("--target", options.target, "The tensor of a .safetensors file that holds the targets")
@@ -124,9 +130,25 @@ void add_data_options(CLI::App& parser, Options& options) {
       ->check([](const auto& text) { return whole_fault<std::uint64_t>(text, 0); })
       ->capture_default_str();
   data.count("--steps", options.steps, "Train up to this step, which is an update of the parameters");
-  data.choice("--loss", options.loss, {"cross_entropy", "mse"},
-              "cross_entropy takes classes along the last dimension of the output");
-  data.add("--output", options.output, "Which output of the model the loss takes ('logits', or the first)");
+  Section loss(parser, "Loss");
+  loss.add("--loss", options.loss,
+           "cross_entropy, nll, mse, l1, huber, bce, bce_with_logits, kl; output: the model returns its loss; a file: an "
+           "exported function of output and target. Or a sum, such as 'cross_entropy(logits, label) + 0.5 * mse(value, "
+           "score)', with the names of outputs and targets")
+      ->type_name("LOSS|FILE.pt2")
+      ->capture_default_str();
+  loss.add("--output", options.output,
+           "Which output of the model the loss takes ('logits', or the first; for --loss output: 'loss')");
+  loss.add("--class-dimension", options.class_dimension,
+           "Of the output, for classes; otherwise the one that fits the targets")
+      ->type_name("N")
+      ->check([](const std::string& text) {
+        const bool is_negative = text.starts_with('-');
+        return whole_fault<std::int64_t>(text.substr(is_negative ? 1 : 0), 0);
+      });
+  loss.number("--label-smoothing", options.label_smoothing, "Of cross_entropy", 1);
+  loss.choice("--loss-weight", options.loss_weight, {"auto", "rows", "counted"},
+              "How much a microbatch counts: its rows, or its targets other than -100; auto: counted for classes");
 
   Section evaluation(parser, "Evaluation");
   evaluation.file("--eval-data", options.eval_data, "", "Data that is not trained on, of the kind of --data");
@@ -212,16 +234,39 @@ void add_file_options(CLI::App& parser, Options& options) {
   files.flag("--new-lr", options.new_rate, "With --resume: go on with this run's learning rate, whatever was saved");
   files.file("--save-weights", options.save_weights, ".safetensors",
              "Weights alone, at the end, for load_state_dict in Python");
+  files.file("--save-program", options.save_program, ".pt2",
+             "The model with its new weights and buffers, at the end, for torch.export.load");
   files.file("--losses", options.losses, ".csv", "The loss of every step");
   files.file("--metrics", options.metrics, ".jsonl",
              "Every step: loss, norm of the gradients, speed, memory, idle time");
   files.count("--report", options.report, "Print every so many steps, if the output is no terminal");
 }
 
+[[noreturn]] void refuse(const std::string& text) { throw CLI::ValidationError(text); }
+
+void check_loss(const Options& options) {
+  const auto any = [&](const auto& holds) { return std::any_of(options.terms.begin(), options.terms.end(), holds); };
+  const bool has_classes = any([](const LossTerm& term) { return takes_classes(term.criterion); });
+  if (options.class_dimension && !has_classes) {
+    refuse("--class-dimension is about classes, and the loss is " + options.loss + ": leave it out");
+  }
+  if (options.label_smoothing > 0 &&
+      !any([](const LossTerm& term) { return term.criterion == Criterion::kCrossEntropy; })) {
+    refuse("--label-smoothing is for cross_entropy, and the loss is " + options.loss + ": leave it out");
+  }
+  if (options.loss_weight == "counted") {
+    if (options.terms.size() > 1) refuse("--loss-weight is for a loss of one term: leave it out");
+    const LossTerm& term = options.terms.front();
+    if (term.criterion == Criterion::kOutput && term.targets.empty()) {
+      refuse("--loss-weight counted counts targets: name them, as in --loss 'output(loss, labels)'");
+    }
+  }
+}
+
 /// Options that go together, or do not.
 void check(const Options& options, const CLI::App& parser) {
   const auto given = [&](const char* flag) { return parser.get_option(flag)->count() > 0; };
-  const auto refuse = [](const std::string& text) { throw CLI::ValidationError(text); };
+  check_loss(options);
   const bool saves = !options.save.empty() || !options.checkpoints.empty();
   if (options.resume && !saves) refuse("--resume goes on from --save or --checkpoints: give one of them");
   if (options.new_data && !options.resume) refuse("--new-data is about --resume: give that too");
@@ -288,6 +333,11 @@ bool parse(int argc, char** argv, Options& options, int& code) {
   }
   try {
     app.parse(arguments);
+    try {
+      options.terms = parse_loss(options.loss);
+    } catch (const InvalidArgument& error) {
+      throw CLI::ValidationError("--loss", error.what());
+    }
     check(options, app);
     return true;
   } catch (const CLI::CallForHelp&) {

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "loss_text.h"
 
 namespace CLI {
 class App;
@@ -14,8 +17,8 @@ struct Options {
   std::string model;
 
   // Data
-  std::string data;     ///< .safetensors, .bin or .npy.
-  std::string targets;  ///< With inputs in .npy: the targets in .npy.
+  std::vector<std::string> data;     ///< .safetensors, .bin or .npy; the rows of several files follow each other.
+  std::vector<std::string> targets;  ///< With inputs in .npy: the targets in .npy.
   std::string target = "target";
   std::string token_type = "auto";
   std::int64_t length = 0;  ///< Tokens per row; 0: as the model says.
@@ -24,11 +27,15 @@ struct Options {
   std::int64_t steps = 100;
   std::int64_t batch = 8;
   std::string loss = "cross_entropy";
+  std::vector<LossTerm> terms;                  ///< What `loss` says.
+  std::string loss_weight = "auto";             ///< "rows", "counted", or "auto": "counted" for classes.
+  std::optional<std::int64_t> class_dimension;  ///< Of the output; none: the one that fits the targets.
+  double label_smoothing = 0;
   std::string output;  ///< Name of the model's output that the loss takes; empty: "logits", or the first.
 
   // Evaluation
-  std::string eval_data;
-  std::string eval_targets;
+  std::vector<std::string> eval_data;
+  std::vector<std::string> eval_targets;
   double eval_share = 0;  ///< Share of the rows of `data` that is held out.
   std::int64_t eval_every = 0;
   std::int64_t eval_batches = 0;  ///< 0: all of them.
@@ -79,6 +86,7 @@ struct Options {
   bool new_data = false;
   bool new_rate = false;
   std::string save_weights;
+  std::string save_program;
   std::string losses;   ///< A CSV file.
   std::string metrics;  ///< A file of JSON lines.
   std::int64_t report = 10;

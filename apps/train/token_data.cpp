@@ -20,10 +20,20 @@ class TokenData : public Data {
   [[nodiscard]] std::int64_t tokens() const { return static_cast<std::int64_t>(file_.size()); }
   [[nodiscard]] std::int64_t rows() const override { return (tokens() - 1) / length_; }
   [[nodiscard]] std::int64_t tokens_per_row() const override { return length_; }
-  [[nodiscard]] at::Tensor input(const std::string& /*name*/, const Rows& which) const override {
+  [[nodiscard]] at::Tensor input(const std::string& /*name*/, const Rows& which, std::int64_t /*along*/) const override {
     return windows(which, 0).to(type_);
   }
-  [[nodiscard]] at::Tensor targets(const Rows& which) const override { return windows(which, 1); }
+  [[nodiscard]] at::Tensor targets(const std::string& /*name*/, const Rows& which,
+                                   std::int64_t /*along*/) const override {
+    return windows(which, 1);
+  }
+  [[nodiscard]] TensorSpec spec_of_targets(const std::string& /*name*/) const override {
+    return {{rows(), length_}, at::kLong};
+  }
+  [[nodiscard]] std::optional<std::int64_t> other_rows(const std::string& /*name*/,
+                                                       std::int64_t /*along*/) const override {
+    return std::nullopt;
+  }
   [[nodiscard]] at::Tensor whole(const std::string& name) const override {
     throw InternalError("tokens are cut by rows, but all of '" + name + "' was asked for");
   }
@@ -54,12 +64,17 @@ TokenType token_type_of(const std::string& word) {
 
 }  // namespace
 
-std::unique_ptr<Data> open_tokens(const DataFiles& files, const Options& options, const WantedInputs& wanted,
+std::unique_ptr<Data> open_tokens(const DataFile& file, const Options& options, const WantedData& wanted,
                                   Faults& faults) {
-  auto data = std::make_unique<TokenData>(files.path, token_type_of(options.token_type));
+  auto data = std::make_unique<TokenData>(file.path, token_type_of(options.token_type));
   if (wanted.by_row.size() != 1 || !wanted.whole.empty()) {
     faults.add("the model takes " + std::to_string(wanted.by_row.size() + wanted.whole.size()) + " inputs (" +
                wanted.names() + "), and tokens fill one: give a .safetensors file with all of them");
+    return nullptr;
+  }
+  if (wanted.targets.size() > 1) {
+    faults.add("the loss takes " + std::to_string(wanted.targets.size()) +
+               " kinds of targets, and tokens have one, the tokens that follow: give a .safetensors file");
     return nullptr;
   }
   const TensorSpec& takes = *wanted.by_row.front().tensor;
@@ -67,7 +82,7 @@ std::unique_ptr<Data> open_tokens(const DataFiles& files, const Options& options
     faults.add(
         "the model takes " + takes.text() +
         ", but tokens make rows of whole numbers, Long [rows, length]: give a .safetensors file, or .npy files with " +
-        files.targets_option);
+        file.targets_option);
     return nullptr;
   }
   const bool any_length = takes.sizes[1] == TensorSpec::kAny;

@@ -10,6 +10,7 @@
 #include "batches.h"
 #include "evaluation.h"
 #include "metrics.h"
+#include "model_check.h"
 #include "objective.h"
 #include "optimizer.h"
 #include "position.h"
@@ -21,6 +22,7 @@
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/core/text.h"
 #include "stagecraft/runtime/split.h"
+#include "stagecraft/runtime/together.h"
 #include "stagecraft/training/fast_step.h"
 
 namespace stagecraft::train {
@@ -31,6 +33,7 @@ void check_places(const Options& options) {
   Faults faults;
   for (const auto& [option, file] : {std::pair("--save", options.save),
                                      {"--save-weights", options.save_weights},
+                                     {"--save-program", options.save_program},
                                      {"--losses", options.losses},
                                      {"--metrics", options.metrics}}) {
     if (file.empty()) continue;
@@ -77,11 +80,15 @@ Precision precision_of(const Options& options) {
 
 GraphChoice graph_of(const std::string& word) { return word == "auto" ? GraphChoice("auto") : word == "on"; }
 
-PipelineOptions pipeline_options(const Options& options, std::shared_ptr<BatchFacts> facts) {
+PipelineOptions pipeline_options(const Options& options, const Objective& objective,
+                                 std::map<std::string, Split> keyword_splits) {
   PipelineOptions how{.schedule = options.schedule,
                       .stages_per_rank = options.stages_per_rank,
                       .microbatches = options.microbatches,
-                      .loss = objective(options, std::move(facts)),
+                      .loss = objective.function(),
+                      .loss_weight = objective.microbatch_weight(),
+                      .keyword_splits = std::move(keyword_splits),
+                      .target_split = objective.split(),
                       .broadcast_loss = true,
                       .seed = options.seed,
                       .shard = shard_of(options.shard),
@@ -90,23 +97,52 @@ PipelineOptions pipeline_options(const Options& options, std::shared_ptr<BatchFa
                       .accumulate = options.accumulate,
                       .recompute = recompute_of(options.recompute),
                       .graph = graph_of(options.graph)};
-  if (options.loss == "cross_entropy") how.loss_weight = counted_targets();
   if (!options.passes.empty()) how.passes = options.passes;
   if (options.bucket_bytes > 0) how.bucket_bytes = options.bucket_bytes;
   return how;
+}
+
+/// Throws InvalidArgument unless the model takes microbatches of as many rows as it will get.
+void check_rows(const Options& options, const Pipe& pipe, const WantedData& wanted) {
+  if (options.batch < options.microbatches) {
+    throw InvalidArgument("a batch of " + std::to_string(options.batch) + " rows cannot be cut into " +
+                          std::to_string(options.microbatches) +
+                          " microbatches: give a larger --batch or fewer --microbatches");
+  }
+  const std::vector<std::int64_t> sizes = even_sizes(options.batch, options.microbatches);
+  const auto range = pipe.program().ranges.find(wanted.symbol);
+  const bool is_static = wanted.static_rows.has_value();
+  const std::optional<std::int64_t> least =
+      is_static ? wanted.static_rows : range == pipe.program().ranges.end() ? std::nullopt : range->second.least;
+  const std::optional<std::int64_t> most =
+      is_static ? wanted.static_rows : range == pipe.program().ranges.end() ? std::nullopt : range->second.most;
+  const std::int64_t smallest = sizes.back();
+  const std::int64_t largest = sizes.front();
+  if ((!least || smallest >= *least) && (!most || largest <= *most)) return;
+  const std::string own = smallest == largest
+                              ? std::to_string(largest)
+                              : std::to_string(smallest) + " to " + std::to_string(largest);
+  std::string rule = "at least " + std::to_string(least.value_or(0));
+  if (is_static) rule = "exactly " + std::to_string(*least);
+  if (!is_static && most && largest > *most) rule = "at most " + std::to_string(*most);
+  throw InvalidArgument("the model takes microbatches of " + rule + " rows, and " + std::to_string(options.batch) +
+                        " rows in " + std::to_string(options.microbatches) + " microbatches are " + own + " each: " +
+                        (is_static ? "give --batch " + std::to_string(*least * options.microbatches) +
+                                         ", or export it with a dynamic batch (torch.export.Dim)"
+                                   : "give another --batch or --microbatches, or export it for a wider range"));
 }
 
 /// The rows to train on and those to evaluate on, and where they come from.
 class Splits {
  public:
   Splits(const Options& options, const Pipe& pipe, at::Device device) {
-    if (options.batch < options.microbatches) {
-      throw InvalidArgument("a batch of " + std::to_string(options.batch) + " rows cannot be cut into " +
-                            std::to_string(options.microbatches) +
-                            " microbatches: give a larger --batch or fewer --microbatches");
-    }
-    const auto open = [&](const std::string& path, const std::string& targets, const char* targets_option) {
-      return Batches(pipe, open_data({path, targets, targets_option}, options, pipe), path, device);
+    Faults faults;
+    wanted = WantedData::of(pipe, options, faults);
+    if (!faults.empty()) throw InvalidArgument(faults.text());
+    check_rows(options, pipe, wanted);
+    const auto open = [&](const std::vector<std::string>& paths, const std::vector<std::string>& targets,
+                          const char* targets_option) {
+      return Batches(pipe, wanted, open_data({paths, targets, targets_option}, options, wanted), paths, device);
     };
     training.emplace(open(options.data, options.targets, "--targets"));
     trained_rows = training->data().rows();
@@ -119,13 +155,14 @@ class Splits {
       evaluation.emplace(open(options.eval_data, options.eval_targets, "--eval-targets"));
       evaluated_rows.count = evaluation->data().rows();
     }
-    require(options, trained_rows, options.data, "to train on");
+    require(options, trained_rows, options.data.front(), "to train on");
     if (options.evaluates()) {
-      require(options, evaluated_rows.count, options.eval_share > 0 ? options.data : options.eval_data,
+      require(options, evaluated_rows.count, (options.eval_share > 0 ? options.data : options.eval_data).front(),
               "to evaluate on");
     }
   }
 
+  WantedData wanted;
   std::optional<Batches> training;
   std::int64_t trained_rows = 0;
   std::optional<Batches> evaluation;
@@ -149,16 +186,18 @@ class Run {
         options_(options),
         splits_(options, pipe, world.device()),
         order_(splits_.trained_rows, !options.in_order, options.seed),
-        pipeline_(world, pipe, pipeline_options(options, facts_)),
+        objective_(options, pipe, splits_.wanted, splits_.training->data(), world.device()),
+        pipeline_(world, pipe, pipeline_options(options, objective_, splits_.wanted.splits(pipe))),
         optimizer_(make_optimizer(world, pipeline_, options)),
         rate_(make_learning_rate(options)),
         saves_(world, options),
         metrics_(world, pipeline_, options),
         progress_(options, world.world_rank().value == 0) {
     pipeline_.attach(*optimizer_);
-    if (splits_.evaluation) {
-      evaluation_.emplace(options, *splits_.evaluation, splits_.evaluated_rows, facts_);
-    }
+    if (splits_.evaluation) evaluation_.emplace(options, *splits_.evaluation, splits_.evaluated_rows, objective_);
+    check_targets(pipe);
+    const std::string warning = check_model(options, pipe, objective_);
+    if (!warning.empty()) progress_.say("warning: " + warning);
   }
 
   void run(const Pipe& pipe) {
@@ -184,10 +223,30 @@ class Run {
       save_checkpoint(world_, pipeline_, options_.save_weights);
       progress_.say("weights in " + options_.save_weights);
     }
+    if (!options_.save_program.empty()) {
+      pipe.save(options_.save_program, pipeline_);
+      progress_.say("the trained program in " + options_.save_program);
+    }
   }
 
  private:
   [[nodiscard]] bool is_due(std::int64_t every) const { return every > 0 && step_ % every == 0; }
+
+  /// Looks at the targets before the first step. All ranks throw what one of them finds.
+  void check_targets(const Pipe& pipe) {
+    std::string fault;
+    if (world_.world_rank().value == 0) {
+      try {
+        if (!options_.eval_data.empty()) Objective(options_, pipe, splits_.wanted, splits_.evaluation->data(), world_.device());
+        objective_.check_classes(splits_.training->data());
+        if (!options_.eval_data.empty()) objective_.check_classes(splits_.evaluation->data());
+      } catch (const InvalidArgument& error) {
+        fault = error.what();
+      }
+    }
+    together(world_, [&] { fault = world_.everyone().broadcast({{}, fault}, 0).header; });
+    if (!fault.empty()) throw InvalidArgument(fault);
+  }
 
   void begin(const Pipe& pipe) {
     position_.rows_per_epoch = order_.rows_per_epoch();
@@ -252,25 +311,25 @@ class Run {
   /// Runs the batches of one update.
   std::vector<StepResult> add_up_gradients() {
     std::vector<Rows> rows;
-    std::vector<at::Tensor> targets;
+    std::vector<Value> targets;
     for (int i = 0; i < options_.accumulate; ++i) {
       const std::int64_t batch = i * world_.replicas() + world_.replica();
       rows.push_back(order_.rows(position_.rows_taken + batch * options_.batch, options_.batch));
-      if (pipeline_.has_last_stage()) targets.push_back(splits_.training->targets(rows.back()));
+      if (pipeline_.has_last_stage()) targets.push_back(objective_.targets(splits_.training->data(), rows.back()));
     }
     const std::vector<double> shares = shares_of(targets);
+    const at::Tensor scales = scales_of(targets);
     std::vector<StepResult> results;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       StepOptions inputs;
       if (pipeline_.has_first_stage()) inputs.keywords = splits_.training->inputs(rows[i]);
       if (pipeline_.has_last_stage()) {
-        facts_->classes = Classes::of(targets[i]);
-        if (options_.graph != "off" && facts_->outputs > 0) require_classes(*facts_);
-        inputs.target = targets[i].to(world_.device());
+        inputs.target = targets[i].map_tensors([&](const at::Tensor& tensor) { return tensor.to(world_.device()); });
         if (options_.accumulate > 1) {
           const at::Tensor share = at::scalar_tensor(shares[i], at::kDouble).to(world_.device());
           inputs.loss_keywords.emplace_back(std::string(kShare), share);
         }
+        if (scales.defined()) inputs.loss_keywords.emplace_back(std::string(kScales), scales);
       }
       const double start = seconds_now();
       results.push_back(pipeline_.step({}, inputs));
@@ -290,14 +349,26 @@ class Run {
 
   /// The weight of each accumulated batch in the mean over all of them: gradients are those of one large batch, also
   /// where some targets do not count. On ranks with targets.
-  std::vector<double> shares_of(const std::vector<at::Tensor>& targets) {
+  std::vector<double> shares_of(const std::vector<Value>& targets) {
     if (targets.size() < 2) return {1.0};
     std::vector<double> own;
-    for (const at::Tensor& each : targets) own.push_back(weight_of(options_, each));
+    for (const Value& each : targets) own.push_back(objective_.weight_of(each));
     std::vector<double> shares = weights_of_all(world_.peers(), own);
     const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
     for (double& share : shares) share = total > 0 ? share / total : 1;
     return shares;
+  }
+
+  /// See Objective::scales, over all batches of the update. On ranks with targets.
+  at::Tensor scales_of(const std::vector<Value>& targets) {
+    if (targets.empty() || !objective_.needs_scales()) return {};
+    std::vector<double> counts;
+    for (const Value& each : targets) {
+      const std::vector<double> own = objective_.counts_of(each);
+      counts.resize(own.size());
+      for (std::size_t i = 0; i < own.size(); ++i) counts[i] += own[i];
+    }
+    return Objective::scales(weights_of_all(world_.peers(), counts)).to(world_.device());
   }
 
   /// Clips the gradients. Returns their norm before, or 0 if nobody needs it.
@@ -317,7 +388,7 @@ class Run {
   const Options& options_;
   Splits splits_;
   RowOrder order_;
-  std::shared_ptr<BatchFacts> facts_ = std::make_shared<BatchFacts>();
+  Objective objective_;
   Pipeline pipeline_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   LearningRate rate_;

@@ -19,7 +19,7 @@ void add_once(NamedTensors& all, const std::string& name, const at::Tensor& tens
 
 }  // namespace
 
-NamedTensors weights_of(const Pipeline& pipeline) {
+NamedTensors weights_of(const Pipeline& pipeline, bool all_buffers) {
   NamedTensors all;
   const bool has_masters = pipeline.masters() != nullptr;
   if (has_masters) all = pipeline.named_parameters();
@@ -29,7 +29,8 @@ NamedTensors weights_of(const Pipeline& pipeline) {
       for (const auto& [name, tensor] : stage.parameters()) add_once(all, name, tensor);
     }
     for (const auto& [name, tensor] : stage.buffers()) {
-      if (std::find(left_out.begin(), left_out.end(), name) == left_out.end()) add_once(all, name, tensor);
+      const bool is_saved = std::find(left_out.begin(), left_out.end(), name) == left_out.end();
+      if (is_saved || all_buffers) add_once(all, name, tensor);
     }
   }
   return all;

@@ -14,8 +14,8 @@ class Optimizer;
 namespace stagecraft {
 
 /// Parameters and buffers of this rank's stages, without those that are not saved. A tensor that several of its stages
-/// share under one name is there once. Of sharded parameters: this replica's part.
-NamedTensors weights_of(const Pipeline& pipeline);
+/// share under one name is there once. Of sharded parameters: this replica's part. `all_buffers`: with those too.
+NamedTensors weights_of(const Pipeline& pipeline, bool all_buffers = false);
 /// Further names of a parameter of the pipeline.
 std::vector<std::string> other_names(const Pipeline& pipeline, const std::string& parameter);
 /// Names of buffers that are not saved.

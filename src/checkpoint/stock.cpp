@@ -66,7 +66,7 @@ at::Tensor Stock::whole(const StockItem& item) const {
 
 Faults Stock::count() {
   std::vector<std::string> faults;
-  for (const auto& [name, tensor] : weights_of(pipeline_)) {
+  for (const auto& [name, tensor] : weights_of(pipeline_, all_buffers_)) {
     const StockItem item{name, tensor, is_sharded(tensor) ? tensor : at::Tensor()};
     items_.push_back(item);
     for (const std::string& other : other_names(pipeline_, name)) items_.push_back({other, item.tensor, item.master});

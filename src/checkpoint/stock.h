@@ -35,9 +35,9 @@ struct StockLine {
 
 class Stock {
  public:
-  /// The arguments must outlive it.
-  Stock(World& world, const Pipeline& pipeline, const SaveOptions& options)
-      : world_(world), pipeline_(pipeline), options_(options) {}
+  /// The arguments must outlive it. `all_buffers`: also those that are not saved.
+  Stock(World& world, const Pipeline& pipeline, const SaveOptions& options, bool all_buffers = false)
+      : world_(world), pipeline_(pipeline), options_(options), all_buffers_(all_buffers) {}
 
   /// Called by all ranks. Throws InvalidArgument on all, with everything that cannot be saved.
   void take(const std::string& path);
@@ -60,6 +60,7 @@ class Stock {
   World& world_;
   const Pipeline& pipeline_;
   const SaveOptions& options_;
+  bool all_buffers_;
   std::vector<StockItem> items_;
   std::string kind_name_;                                     // of the optimizer
   std::map<const void*, std::vector<std::int64_t>> strides_;  // of sharded parameters, by master

@@ -68,7 +68,8 @@ class ZipArchive::Directory {
       const std::size_t total = kDirectoryEntrySize + name_size + extra_size + comment_size;
       if (piece.size() - at < total) refuse("its directory is broken");
       const std::string name = piece.text(at + kDirectoryEntrySize, name_size);
-      const Record record = check(piece, at, name);
+      Record record = check(piece, at, name);
+      record.entry = begin_ + at;
       if (!records.emplace(name, record).second) refuse("it has two records called '" + name + "'");
       at += total;
     }
@@ -143,7 +144,7 @@ class ZipArchive::Directory {
     if (data > begin_ || size > begin_ - data) {
       refuse("record '" + name + "' of " + std::to_string(size) + " bytes is not inside the file");
     }
-    return {data, size};
+    return {data, size, header, 0};
   }
 
   const ByteSource& source_;

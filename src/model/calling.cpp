@@ -195,26 +195,4 @@ ValueList user_inputs(const graph::Program& program, const StageCall& call) {
   return inputs;
 }
 
-namespace {
-
-Value take(const Tree& tree, const ValueList& leaves, std::size_t& next) {
-  if (tree.kind == Tree::Kind::kLeaf) return leaves[next++];
-  if (tree.kind == Tree::Kind::kList) {
-    ValueList list;
-    for (const Tree& child : tree.children) list.push_back(take(child, leaves, next));
-    return list;
-  }
-  ValueDict dict;
-  for (std::size_t i = 0; i < tree.children.size(); ++i)
-    dict.emplace_back(tree.keys[i], take(tree.children[i], leaves, next));
-  return dict;
-}
-
-}  // namespace
-
-Value nested(const graph::Tree& tree, const ValueList& leaves) {
-  std::size_t next = 0;
-  return take(tree, leaves, next);
-}
-
 }  // namespace stagecraft

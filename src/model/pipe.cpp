@@ -1,7 +1,6 @@
 #include "stagecraft/model/pipe.h"
 
 #include <algorithm>
-#include <span>
 
 #include "calling.h"
 #include "interpreter.h"
@@ -25,37 +24,6 @@ std::vector<int> places(const graph::Program& program, const CutOptions& options
   if (options.marked) return graph::marked_places(program);
   if (options.policy) return options.policy(program);
   return {};
-}
-
-/// The symbol of the batch size: the first dynamic size among the inputs; empty when there is none.
-std::string batch_symbol(const graph::Program& program) {
-  for (const graph::Input& input : program.inputs) {
-    if (input.kind != graph::Input::Kind::kUser) continue;
-    for (const graph::Size& size : program.values[static_cast<std::size_t>(input.value)].tensor.sizes) {
-      if (!size.fixed()) return size.expression;
-    }
-  }
-  return {};
-}
-
-/// The dimension of the first tensor in which the symbol is a size.
-std::optional<std::int64_t> batch_dimension(const graph::Program& program, std::span<const graph::Input* const> leaves,
-                                            const std::string& symbol) {
-  for (const graph::Input* leaf : leaves) {
-    if (leaf->kind != graph::Input::Kind::kUser) continue;
-    const std::vector<graph::Size>& sizes = program.values[static_cast<std::size_t>(leaf->value)].tensor.sizes;
-    for (std::size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d].expression == symbol) return static_cast<std::int64_t>(d);
-    }
-  }
-  return std::nullopt;
-}
-
-TensorSpec spec_of(const graph::TensorType& type) {
-  TensorSpec spec;
-  spec.dtype = scalar_type(type.element);
-  for (const graph::Size& size : type.sizes) spec.sizes.push_back(size.fixed() ? size.value : TensorSpec::kAny);
-  return spec;
 }
 
 /// Describes the whole program and its cuts, for ranks to compare.
@@ -170,37 +138,6 @@ PipelineOptions Pipe::options(PipelineOptions options) const {
     if (!all[i].name.empty()) options.keyword_splits.emplace(all[i].name, all[i].split);
   }
   return options;
-}
-
-std::vector<ModelInput> Pipe::inputs() const {
-  std::vector<const graph::Input*> leaves;
-  for (const graph::Input& input : program_->inputs) {
-    if (!input.is_loaded()) leaves.push_back(&input);
-  }
-  const std::string symbol = batch_symbol(*program_);
-  std::vector<ModelInput> all;
-  std::span<const graph::Input* const> rest = leaves;
-  const auto add = [&](const graph::Tree& tree, const std::string& name) {
-    const auto own = rest.first(static_cast<std::size_t>(tree.leaves()));
-    rest = rest.subspan(own.size());
-    ModelInput input{name, std::nullopt, false, {}};
-    if (tree.kind == graph::Tree::Kind::kLeaf) {
-      input.fixed = own.front()->kind == graph::Input::Kind::kFixed;
-      if (!input.fixed) input.tensor = spec_of(program_->values[static_cast<std::size_t>(own.front()->value)].tensor);
-    }
-    if (!symbol.empty()) {
-      const std::optional<std::int64_t> dimension = batch_dimension(*program_, own, symbol);
-      input.split = dimension ? Split::along(*dimension) : Split::replicate();
-    }
-    all.push_back(std::move(input));
-  };
-  for (std::size_t i = 0; i < program_->arguments.children.size(); ++i) {
-    add(program_->arguments.children[i], i < program_->argument_names.size() ? program_->argument_names[i] : "");
-  }
-  for (std::size_t i = 0; i < program_->keywords.children.size(); ++i) {
-    add(program_->keywords.children[i], program_->keywords.keys[i]);
-  }
-  return all;
 }
 
 }  // namespace stagecraft

@@ -89,4 +89,11 @@ at::MemoryFormat memory_format(graph::MemoryFormat format) {
   throw InternalError("an unknown memory format should have been refused when the file was read");
 }
 
+TensorSpec spec_of(const graph::TensorType& type) {
+  TensorSpec spec;
+  spec.dtype = scalar_type(type.element);
+  for (const graph::Size& size : type.sizes) spec.sizes.push_back(size.fixed() ? size.value : TensorSpec::kAny);
+  return spec;
+}
+
 }  // namespace stagecraft

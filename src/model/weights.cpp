@@ -10,18 +10,6 @@
 namespace stagecraft {
 namespace {
 
-struct Extent {
-  std::int64_t begin = 0;  // in elements
-  std::int64_t end = 0;
-};
-
-Extent extent_of(const graph::StoredTensor& stored) {
-  if (stored.elements() == 0) return {stored.offset, stored.offset};
-  std::int64_t end = stored.offset + 1;
-  for (std::size_t i = 0; i < stored.sizes.size(); ++i) end += (stored.sizes[i] - 1) * stored.strides[i];
-  return {stored.offset, end};
-}
-
 /// The part of a record that several tensors use, read as one piece.
 struct Piece {
   graph::ElementType element;
@@ -30,6 +18,13 @@ struct Piece {
 };
 
 }  // namespace
+
+Extent extent_of(const graph::StoredTensor& stored) {
+  if (stored.elements() == 0) return {stored.offset, stored.offset};
+  std::int64_t end = stored.offset + 1;
+  for (std::size_t i = 0; i < stored.sizes.size(); ++i) end += (stored.sizes[i] - 1) * stored.strides[i];
+  return {stored.offset, end};
+}
 
 LoadedTensors load_weights(const ZipArchive& archive, const graph::Program& program, const std::vector<int>& inputs,
                            at::Device device) {

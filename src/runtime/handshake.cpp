@@ -43,9 +43,12 @@ std::string summary_of(const Stage& stage) {
 }
 
 std::string text_of(const Split& split) {
-  if (!split.dimension) return "whole";
+  const auto along = [](const Split::Dimension& dimension) {
+    return dimension ? "along " + std::to_string(*dimension) : std::string("whole");
+  };
   std::ostringstream text;
-  text << "along " << *split.dimension;
+  text << along(split.dimension);
+  for (const Split::Dimension& own : split.dimensions) text << ", " << along(own);
   for (const std::int64_t size : split.sizes) text << ' ' << size;
   return text.str();
 }

@@ -441,6 +441,7 @@ void Pipeline::set_loss_scaling(const LossScalingState& state) {
   if (implementation_->scaler_) implementation_->scaler_->set_state(state);
 }
 
+World& Pipeline::world() const { return implementation_->world_; }
 const std::vector<Stage>& Pipeline::stages() const { return implementation_->stages_; }
 bool Pipeline::has_first_stage() const { return stages().front().index().value == 0; }
 bool Pipeline::has_last_stage() const { return stages().back().index().value + 1 == schedule().stages(); }

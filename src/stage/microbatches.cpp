@@ -95,14 +95,16 @@ std::vector<std::int64_t> even_sizes(std::int64_t rows, int count) {
 
 std::vector<std::int64_t> split_sizes(const Value& value, const Split& how, int microbatches, const std::string& what) {
   std::vector<std::int64_t> sizes;
+  std::size_t next = 0;
   value.for_each_tensor([&](const at::Tensor& tensor) {
-    if (sizes.empty() && is_cut(tensor, how)) sizes = sizes_of(tensor, how, microbatches, what);
+    const Split own = how.of(next++);
+    if (sizes.empty() && is_cut(tensor, own)) sizes = sizes_of(tensor, own, microbatches, what);
   });
   return sizes;
 }
 
 std::vector<Value> split(const Value& value, const Split& how, int microbatches, const std::string& what) {
-  if (value.is_tensor()) {  // by far the most common: no walk over a tree
+  if (value.is_tensor() && how.dimensions.empty()) {  // by far the most common: no walk over a tree
     if (!is_cut(value.tensor(), how)) return std::vector<Value>(static_cast<std::size_t>(microbatches), value);
     const auto pieces =
         value.tensor().split_with_sizes(sizes_of(value.tensor(), how, microbatches, what), *how.dimension);
@@ -110,8 +112,9 @@ std::vector<Value> split(const Value& value, const Split& how, int microbatches,
   }
   std::vector<std::vector<at::Tensor>> pieces;  // per tensor of the tree, per microbatch
   value.for_each_tensor([&](const at::Tensor& tensor) {
-    pieces.push_back(is_cut(tensor, how)
-                         ? tensor.split_with_sizes(sizes_of(tensor, how, microbatches, what), *how.dimension)
+    const Split own = how.of(pieces.size());
+    pieces.push_back(is_cut(tensor, own)
+                         ? tensor.split_with_sizes(sizes_of(tensor, own, microbatches, what), *own.dimension)
                          : std::vector<at::Tensor>(static_cast<std::size_t>(microbatches), tensor));
   });
   std::vector<Value> parts;

@@ -30,9 +30,13 @@ class ZipArchive {
   [[nodiscard]] std::string read_text(std::string_view record, std::uint64_t limit = std::uint64_t{1} << 30) const;
 
  private:
+  friend class ZipCopy;
+
   struct Record {
     std::uint64_t begin;
     std::uint64_t size;
+    std::uint64_t header;  // where its own header begins
+    std::uint64_t entry;   // where its entry in the directory begins
   };
   class Directory;
 

@@ -26,15 +26,30 @@ struct CutOptions {
   std::string model = {};
 };
 
+/// A tensor or constant of the inputs, which may be nested in one of them.
+struct ModelLeaf {
+  std::string name;  ///< With those that it is nested in: "extra.pair.0".
+  /// None for what is no tensor.
+  std::optional<TensorSpec> tensor;
+  /// The dimension along which it is cut into microbatches; none if every microbatch gets all of it.
+  Split::Dimension rows;
+  bool fixed = false;  ///< By the export, to `value`.
+  Value value = {};
+};
+
 /// An input of the model, given by position or by name.
 struct ModelInput {
   std::string name;  ///< Empty: only by position.
-  /// The tensor's type and shape; none for a nested input, and for one that was fixed by the export.
-  std::optional<TensorSpec> tensor;
-  bool fixed = false;
-  /// How it is cut into microbatches: along the dynamic dimension of the batch, or not at all where it has none.
+  /// How its leaves are nested in it.
+  graph::Tree tree;
+  std::vector<ModelLeaf> leaves;
+  /// How it is cut into microbatches: along the dynamic dimension of the batch, or not at all where it has none. If
+  /// there is no dynamic size: along dimension 0 where that is the one of the first input.
   Split split = {};
 };
+
+/// Builds the value with the structure of the tree from its leaves.
+Value nested(const graph::Tree& tree, const ValueList& leaves);
 
 /// An exported model, cut into stages. The file is read when stages are built: keep it until then. It is never changed.
 class Pipe {
@@ -48,6 +63,8 @@ class Pipe {
   [[nodiscard]] const graph::CutProgram& cut() const { return cut_; }
   /// In the order of the model's arguments, then its keywords.
   [[nodiscard]] std::vector<ModelInput> inputs() const;
+  /// The rows that a microbatch must have; none if their number is dynamic.
+  [[nodiscard]] std::optional<std::int64_t> static_rows() const;
   /// A table of the stages: operators, parameters, bytes in and out.
   [[nodiscard]] std::string summary() const;
 
@@ -61,6 +78,12 @@ class Pipe {
 
   /// Adds edges, ties, and how inputs are cut into microbatches to the given options.
   [[nodiscard]] PipelineOptions options(PipelineOptions options) const;
+
+  /// Writes the exported program again, with the weights and buffers that the pipeline has now: `torch.export.load`
+  /// opens it, and so does Pipe. All ranks call it, with a pipeline of this model, cut in any way. What no stage holds
+  /// stays as it was. Weights of another floating-point type are converted to that of the file. The file appears
+  /// complete or not at all, and may be the one that the program came from. Throws like `save_checkpoint`.
+  void save(const std::string& path, const Pipeline& pipeline) const;
 
  private:
   std::shared_ptr<const ZipArchive> archive_;

@@ -130,6 +130,7 @@ class Pipeline {
   void refresh_modules();
   /// How the modules' parameters are made from `parameters`; null if these are the same.
   [[nodiscard]] const Masters* masters() const;
+  [[nodiscard]] World& world() const;
   [[nodiscard]] const std::vector<Stage>& stages() const;
   [[nodiscard]] bool has_first_stage() const;
   [[nodiscard]] bool has_last_stage() const;

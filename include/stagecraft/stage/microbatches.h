@@ -14,17 +14,28 @@ namespace stagecraft {
 /// How one argument, keyword or target is cut. A tree is cut tensor by tensor. Scalars, none and 0-dimensional tensors
 /// are given to every microbatch as they are.
 struct Split {
+  using Dimension = std::optional<std::int64_t>;
+
   /// Along a dimension; negative counts from the end. Sizes differ by at most one, the larger ones first.
-  static Split along(std::int64_t dimension) { return Split{dimension, {}}; }
+  static Split along(std::int64_t dimension) { return Split{dimension, {}, {}}; }
   /// The whole value for every microbatch.
-  static Split replicate() { return Split{std::nullopt, {}}; }
+  static Split replicate() { return Split{std::nullopt, {}, {}}; }
+  /// The tensors of a tree, in order, each along its own dimension or, where there is none, not at all.
+  static Split each(std::vector<Dimension> dimensions) { return Split{0, {}, std::move(dimensions)}; }
   /// Along a dimension into exactly these sizes, one per microbatch.
   static Split into(std::vector<std::int64_t> sizes, std::int64_t dimension = 0) {
-    return Split{dimension, std::move(sizes)};
+    return Split{dimension, std::move(sizes), {}};
   }
 
-  std::optional<std::int64_t> dimension = 0;
+  Dimension dimension = 0;
   std::vector<std::int64_t> sizes;
+  /// By tensor of a tree; beyond the list, `dimension`.
+  std::vector<Dimension> dimensions = {};
+
+  /// How one tensor of a tree is cut.
+  [[nodiscard]] Split of(std::size_t tensor) const {
+    return tensor < dimensions.size() ? Split{dimensions[tensor], sizes, {}} : *this;
+  }
 };
 
 /// Joins the outputs of all microbatches, given in order, into one value.
