@@ -59,10 +59,8 @@ std::vector<ModelInput> filled_inputs(const Pipe& pipe, const WantedData& wanted
 
 }  // namespace
 
-Batches::Batches(const Pipe& pipe, const WantedData& wanted, std::shared_ptr<const Data> data,
-                 std::vector<std::string> paths, at::Device device)
+Batches::Batches(const Pipe& pipe, const WantedData& wanted, std::shared_ptr<const Data> data, at::Device device)
     : data_(std::move(data)),
-      paths_(std::move(paths)),
       device_(device),
       inputs_(filled_inputs(pipe, wanted)),
       vocabularies_(vocabularies_of(pipe.program())) {}
@@ -94,10 +92,9 @@ void Batches::check_tokens(const ModelLeaf& leaf, const at::Tensor& tokens, cons
   if (!is_unknown.any().item<bool>()) return;
   const at::Tensor first = is_unknown.nonzero()[0];  // its place in each dimension
   const std::int64_t row = rows[static_cast<std::size_t>(first[*leaf.rows].item<std::int64_t>())];
-  std::string where = "row " + std::to_string(row) + " of '" + leaf.name + "'";
-  if (const std::int64_t length = data_->tokens_per_row(); length > 0 && paths_.size() == 1)
-    where = "at " + std::to_string(row * length + first[1].item<std::int64_t>());
-  throw FileError(paths_.front(), "token " + std::to_string(tokens.masked_select(is_unknown)[0].item<std::int64_t>()) + " (" + where +
+  throw FileError(data_->path(),
+                  "token " + std::to_string(tokens.masked_select(is_unknown)[0].item<std::int64_t>()) + " (" +
+                      data_->place_of(leaf.name, row, first[-1].item<std::int64_t>()) +
                              ") is none of the model, whose embedding has " + std::to_string(size) +
                              " rows: tokens are 0 to " + std::to_string(size - 1) +
                              "; use the tokenizer of the model, or export it with a larger vocabulary");

@@ -13,9 +13,8 @@ namespace stagecraft::train {
 /// Batches of data as a pipeline takes them.
 class Batches {
  public:
-  /// `data` was opened for what is wanted, from `paths`, which are for errors.
-  Batches(const Pipe& pipe, const WantedData& wanted, std::shared_ptr<const Data> data, std::vector<std::string> paths,
-          at::Device device);
+  /// `data` was opened for what is wanted.
+  Batches(const Pipe& pipe, const WantedData& wanted, std::shared_ptr<const Data> data, at::Device device);
 
   /// The model's inputs by name, on the device. Throws FileError for a token that the model has no embedding for.
   [[nodiscard]] ValueDict inputs(const Rows& rows) const;
@@ -27,7 +26,6 @@ class Batches {
   void check_tokens(const ModelLeaf& leaf, const at::Tensor& tokens, const Rows& rows) const;
 
   std::shared_ptr<const Data> data_;
-  std::vector<std::string> paths_;
   at::Device device_;
   std::vector<ModelInput> inputs_;
   std::map<std::string, std::int64_t> vocabularies_;  // of leaves that are looked up in an embedding

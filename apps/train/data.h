@@ -28,11 +28,14 @@ struct RowRange {
 /// Rows of the model's inputs and of the targets, read from the file on each call. Tensors are on the CPU.
 class Data {
  public:
-  Data() = default;
+  /// `path` is for errors.
+  explicit Data(std::string path) : path_(std::move(path)) {}
   Data(const Data&) = delete;
   Data& operator=(const Data&) = delete;
   virtual ~Data() = default;
 
+  /// Of several files, the first.
+  [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] virtual std::int64_t rows() const = 0;
   /// Some rows of an input or of targets, which are along this dimension.
   [[nodiscard]] virtual at::Tensor input(const std::string& name, const Rows& which, std::int64_t along) const = 0;
@@ -47,6 +50,13 @@ class Data {
   [[nodiscard]] virtual std::int64_t tokens_per_row() const { return 0; }
   /// The same for the same contents; see `sampled_checksum`.
   [[nodiscard]] virtual std::string fingerprint() const = 0;
+  /// For errors, where a number of a row is: "row 3 of 'target'", or "at 101" for the token in that place of the row.
+  [[nodiscard]] virtual std::string place_of(const std::string& name, std::int64_t row, std::int64_t /*token*/) const {
+    return "row " + std::to_string(row) + " of '" + name + "'";
+  }
+
+ private:
+  std::string path_;
 };
 
 /// What a run takes from data: inputs of the model, and targets.

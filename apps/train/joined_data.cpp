@@ -11,7 +11,8 @@ namespace {
 
 class JoinedData : public Data {
  public:
-  explicit JoinedData(std::vector<std::unique_ptr<Data>> parts) : parts_(std::move(parts)) {
+  explicit JoinedData(std::vector<std::unique_ptr<Data>> parts)
+      : Data(parts.front()->path()), parts_(std::move(parts)) {
     for (const auto& part : parts_) ends_.push_back(rows() + part->rows());
   }
 
@@ -40,17 +41,26 @@ class JoinedData : public Data {
     return text;
   }
 
+  [[nodiscard]] std::string place_of(const std::string& name, std::int64_t row, std::int64_t token) const override {
+    const std::size_t part = part_with(row);
+    return parts_[part]->place_of(name, row - first_of(part), token) + " of " + parts_[part]->path();
+  }
+
  private:
   using Read = std::function<at::Tensor(const Data& part, const Rows& own)>;
+
+  [[nodiscard]] std::size_t part_with(std::int64_t row) const {
+    return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), row) - ends_.begin());
+  }
+  [[nodiscard]] std::int64_t first_of(std::size_t part) const { return part == 0 ? 0 : ends_[part - 1]; }
 
   /// Reads every file once, and puts the rows into the order that was asked for.
   [[nodiscard]] at::Tensor gather(const Rows& which, std::int64_t along, const Read& read) const {
     std::vector<Rows> own(parts_.size());
     std::vector<std::vector<std::int64_t>> places(parts_.size());
     for (std::size_t i = 0; i < which.size(); ++i) {
-      const auto part =
-          static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), which[i]) - ends_.begin());
-      own[part].push_back(which[i] - (part == 0 ? 0 : ends_[part - 1]));
+      const std::size_t part = part_with(which[i]);
+      own[part].push_back(which[i] - first_of(part));
       places[part].push_back(static_cast<std::int64_t>(i));
     }
     std::vector<at::Tensor> pieces;

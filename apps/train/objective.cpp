@@ -38,16 +38,19 @@ const Value* find(const ValueDict& keywords, std::string_view name) {
 }
 
 /// Throws where a class is out of range.
-void require_classes(const Term& term, const at::Tensor& targets) {
+void require_classes(const Term& term, const Data& data, const Rows& rows, const at::Tensor& targets,
+                     std::int64_t along) {
   if (!term.counts_classes || !term.classes || targets.numel() == 0) return;
-  const at::Tensor counted = targets.masked_select(targets != kIgnored);
-  if (counted.numel() == 0) return;
-  const auto least = counted.min().item<std::int64_t>();
-  const auto most = counted.max().item<std::int64_t>();
-  if (least >= 0 && most < *term.classes) return;
-  throw InvalidArgument("there is a target of class " + std::to_string(least < 0 ? least : most) + " in '" +
-                        term.targets + "', but the output has " + std::to_string(*term.classes) +
-                        " classes: they count from 0, and -100 does not count");
+  const at::Tensor is_unknown = targets.lt(0).logical_or_(targets.ge(*term.classes)).logical_and_(targets != kIgnored);
+  if (!is_unknown.any().item<bool>()) return;
+  const at::Tensor first = is_unknown.nonzero()[0];  // its place in each dimension
+  const std::int64_t row = rows[static_cast<std::size_t>(first[along].item<std::int64_t>())];
+  const std::string what = std::to_string(targets.masked_select(is_unknown)[0].item<std::int64_t>()) + " (";
+  const bool is_token = data.tokens_per_row() > 0;  // the targets of tokens are those that follow them
+  const std::string where = data.place_of(term.targets, row, first[-1].item<std::int64_t>() + (is_token ? 1 : 0));
+  throw FileError(data.path(), (is_token ? "token " : "there is a target of class ") + what + where +
+                                   "), but the output has " + std::to_string(*term.classes) +
+                                   " classes: they count from 0, and -100 does not count");
 }
 
 double count_of(const at::Tensor& targets) { return (targets != kIgnored).sum().item<double>(); }
@@ -83,7 +86,9 @@ Value Objective::targets(const Data& data, const Rows& rows) const {
   for (const auto& [name, along] : target_rows_) dict.emplace_back(name, data.targets(name, rows, along));
   const Value all = dict.size() == 1 ? dict.front().second : Value(dict);
   for (const Term& term : terms_) {
-    if (!term.targets.empty()) require_classes(term, targets_of(term, all));
+    for (const auto& [name, along] : target_rows_) {
+      if (name == term.targets) require_classes(term, data, rows, targets_of(term, all), along);
+    }
   }
   return all;
 }

@@ -36,10 +36,9 @@ class Objective {
   /// Throws InvalidArgument with everything in which loss, model and data do not fit.
   Objective(const Options& options, const Pipe& pipe, const WantedData& wanted, const Data& data, at::Device device);
 
-  /// On the CPU: a tensor, or a dict if there are several. Throws InvalidArgument for a class that the output does not
-  /// have.
+  /// On the CPU: a tensor, or a dict if there are several. Throws FileError for a class that the output does not have.
   [[nodiscard]] Value targets(const Data& data, const Rows& rows) const;
-  /// Throws InvalidArgument like `targets`, for the first so many rows as it can look at in about a second.
+  /// Throws FileError like `targets`, for the first so many rows as it can look at in about a second.
   void check_classes(const Data& data) const;
 
   /// Indices of the outputs of the program that it takes; empty: all of them.

@@ -33,7 +33,7 @@ class TensorData : public Data {
 
   /// `paths`: of the files that the arrays are in.
   TensorData(Arrays inputs, Arrays targets, std::vector<std::string> paths)
-      : inputs_(std::move(inputs)), targets_(std::move(targets)), paths_(std::move(paths)) {}
+      : Data(paths.front()), inputs_(std::move(inputs)), targets_(std::move(targets)), paths_(std::move(paths)) {}
 
   void check(const WantedData& wanted, Faults& faults) {
     for (const ModelLeaf& leaf : wanted.by_row) check(leaf, faults);

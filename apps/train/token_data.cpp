@@ -10,7 +10,7 @@ namespace {
 /// Row r is the tokens from r * length on. Rows do not overlap, so every token but the first is a target once.
 class TokenData : public Data {
  public:
-  TokenData(const std::string& path, TokenType type) : file_(path, type) {}
+  TokenData(const std::string& path, TokenType type) : Data(path), file_(path, type) {}
 
   void set_form(std::int64_t length, at::ScalarType type) {
     length_ = length;
@@ -33,6 +33,9 @@ class TokenData : public Data {
   [[nodiscard]] std::optional<std::int64_t> other_rows(const std::string& /*name*/,
                                                        std::int64_t /*along*/) const override {
     return std::nullopt;
+  }
+  [[nodiscard]] std::string place_of(const std::string& /*name*/, std::int64_t row, std::int64_t token) const override {
+    return "at " + std::to_string(row * length_ + token);
   }
   [[nodiscard]] at::Tensor whole(const std::string& name) const override {
     throw InternalError("tokens are cut by rows, but all of '" + name + "' was asked for");

@@ -142,7 +142,7 @@ class Splits {
     check_rows(options, pipe, wanted);
     const auto open = [&](const std::vector<std::string>& paths, const std::vector<std::string>& targets,
                           const char* targets_option) {
-      return Batches(pipe, wanted, open_data({paths, targets, targets_option}, options, wanted), paths, device);
+      return Batches(pipe, wanted, open_data({paths, targets, targets_option}, options, wanted), device);
     };
     training.emplace(open(options.data, options.targets, "--targets"));
     trained_rows = training->data().rows();
@@ -240,6 +240,8 @@ class Run {
         if (!options_.eval_data.empty()) Objective(options_, pipe, splits_.wanted, splits_.evaluation->data(), world_.device());
         objective_.check_classes(splits_.training->data());
         if (!options_.eval_data.empty()) objective_.check_classes(splits_.evaluation->data());
+      } catch (const FileError& error) {
+        fault = error.what();
       } catch (const InvalidArgument& error) {
         fault = error.what();
       }

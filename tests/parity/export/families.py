@@ -188,6 +188,6 @@ FAMILIES = {
                    ("--loss", "huber"), {"x": 1}, 1),
     "gru": Family(lambda: Recurrent(nn.GRU), lambda: {"x": number(4, ROWS, 3)}, lambda: classes(4, ROWS, count=5), token_loss, (), {"x": 1}, 1),
     "segmentation": Family(Segmentation, lambda: {"images": number(ROWS, 3, 8, 8)}, lambda: classes(ROWS, 8, 8, count=3), F.cross_entropy),
-    "graph": Family(Graph, lambda: {"nodes": number(ROWS, 5, 3), "edges": EDGES}, lambda: number(ROWS, 2), F.l1_loss, ("--loss", "l1"), {"edges": None}),
+    "graph": Family(Graph, lambda: {"nodes": number(ROWS, 5, 3), "edges": EDGES}, lambda: number(ROWS, 2), F.mse_loss, ("--loss", "mse"), {"edges": None}),
     "own_loss": Family(OwnLoss, lambda: {"tokens": tokens(), "labels": tokens()}, lambda: None, lambda output, _: output["loss"], ("--loss", "output")),
 }  # fmt: skip

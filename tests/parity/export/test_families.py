@@ -32,6 +32,7 @@ class Case:
 
     def __init__(self, name, dtype, folder):
         self.family, self.dtype, self.folder = FAMILIES[name], dtype, folder
+        self.is_low = dtype in (torch.bfloat16, torch.float16)  # in which AdamW divides by zero
         torch.manual_seed(1)
         self.model = self.family.make().to(dtype).train()
         self.inputs = {key: cast(value, dtype) for key, value in self.family.inputs().items()}
@@ -56,7 +57,8 @@ class Case:
 
     def train_in_python(self):
         self.module = torch.export.load(self.folder / "model.pt2").module()
-        optimizer = torch.optim.AdamW(self.module.parameters(), lr=RATE)
+        kind = torch.optim.SGD if self.is_low else torch.optim.AdamW
+        optimizer = kind(self.module.parameters(), lr=RATE)
         losses = []
         for step in range(STEPS):
             inputs, target = self.batch(step)
@@ -70,7 +72,7 @@ class Case:
     def train(self, ranks, schedule, microbatches, by_mpi):
         command = [BIN, "train", "model.pt2", "--data", "data.safetensors", "--in-order", "--steps", STEPS, "--batch", BATCH, "--lr", RATE,
                    "--schedule", schedule, "--microbatches", microbatches, "--losses", "losses.csv", "--save-program", "trained.pt2",
-                   *self.family.options]
+                   *self.family.options, *(["--optimizer", "sgd"] if self.is_low else [])]
         environment = dict(os.environ)
         if by_mpi:
             command = [MPIEXEC, "-n", ranks, *command]
@@ -98,7 +100,6 @@ class Families(unittest.TestCase):
             theirs = torch.tensor(case.train_in_python(), dtype=torch.float64)
             self.assertGreater((theirs[0] - theirs[2:]).abs().max().item(), 0)
             module, tolerance, seen = case.module, TOLERANCE[dtype], 0.0
-            low = dtype in (torch.bfloat16, torch.float16)
             for turn, (label, (ranks, schedule)) in enumerate(layouts.items()):
                 microbatches = 1 if case.family.by_batch else (4, 2, 8)[turn % 3]
                 for by_mpi in (False, True) if MPIEXEC and ranks == 2 and (ALL or turn == 0) else (False,):
@@ -108,8 +109,7 @@ class Families(unittest.TestCase):
                         seen = max(seen, worst(ours, theirs))
                         self.assertLessEqual(worst(ours, theirs), tolerance)
                         trained = torch.export.load(case.folder / "trained.pt2").module()
-                        # In their type, optimizers turn small differences of gradients into whole steps.
-                        self.same_outputs(trained, module, case, 0.1 if low else 100 * tolerance)
+                        self.same_outputs(trained, module, case, 10 * tolerance)
             print(f"  {name} {str(dtype)[6:]}: {len(layouts)} layouts, worst {seen:.1e}")
 
     def same_outputs(self, ours, theirs, case, tolerance):
@@ -125,7 +125,7 @@ class Families(unittest.TestCase):
             layouts = LAYOUTS if ALL else {key: LAYOUTS[key] for key in ("two stages", "four stages, V")}
             self.check(name, torch.float64, layouts)
             if ALL:
-                self.check(name, torch.float32, layouts)
+                self.check(name, torch.float32, {key: LAYOUTS[key] for key in ("whole", "four stages, V")})
 
     def test_low_precision(self):
         for name in LOW if ALL else LOW[:1]:
