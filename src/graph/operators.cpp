@@ -211,6 +211,7 @@ std::vector<std::string_view> changed_arguments(std::string_view name) {
 }
 
 Effects effects_of(const Node& node) {
+  if (node.is_control_flow()) return control_flow_effects(node);
   Effects effects;
   const auto [space, base, overload] = name_of(node.target);
   const bool unknown = !space.empty() && space != "aten";
@@ -241,6 +242,8 @@ bool computes_number(const Node& node) {
 }
 
 double work_of(const Program& program, const Node& node) {
+  if (node.is_control_flow())
+    return over_bodies(program, node, [&](const Node& inner) { return work_of(program, inner); });
   const auto type_of = [&](std::string_view name) -> const TensorType* {
     const Argument* given = node.argument(name);
     const auto* use = given == nullptr ? nullptr : std::get_if<Use>(given);

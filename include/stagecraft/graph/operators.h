@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "stagecraft/graph/program.h"
 
 /// Side effects and cost of nodes.
@@ -26,6 +28,14 @@ std::vector<std::string_view> changed_arguments(std::string_view name);
 bool reads_size(const Node& node);
 /// Whether the node computes a number from numbers.
 bool computes_number(const Node& node);
+
+/// For control flow: what its bodies change and share, among the values around it.
+Effects control_flow_effects(const Node& node);
+/// How often a scan or map runs its body, with the sizes at export; 1 for other nodes, and for a loop, where it is not
+/// known.
+double iterations_of(const Program& program, const Node& node);
+/// The cost of all nodes in the bodies of control flow, times the iterations; of the dearer of two branches.
+double over_bodies(const Program& program, const Node& node, const std::function<double(const Node&)>& cost);
 
 /// Estimated floating-point operations of the node's forward, with the sizes at export.
 double work_of(const Program& program, const Node& node);
