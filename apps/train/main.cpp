@@ -1,6 +1,9 @@
 #include <ATen/Context.h>
 
+#include <iostream>
+
 #include "options.h"
+#include "stagecraft/model/load_operators.h"
 #include "stagecraft/runtime/launch.h"
 #include "training.h"
 
@@ -9,6 +12,12 @@ int main(int argc, char** argv) {
   train::Options options;
   int code = 0;
   if (!train::parse(argc, argv, options, code)) return code;
+  try {
+    for (const std::string& library : options.load) load_operators(library);
+  } catch (const std::exception& error) {
+    std::cerr << "stagecraft: train: " << error.what() << '\n';
+    return 2;
+  }
   const bool cuda = options.device == "cuda" || (options.device == "auto" && at::hasCUDA());
   const LaunchOptions where = {.ranks = options.ranks,
                                .replicas = options.replicas,

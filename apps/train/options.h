@@ -12,6 +12,7 @@ namespace stagecraft::train {
 
 struct Options {
   std::string model;
+  std::vector<std::string> load;  ///< Libraries with operators of the model.
 
   // Data
   std::string data;     ///< .safetensors, .bin or .npy.

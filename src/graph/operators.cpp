@@ -197,6 +197,7 @@ bool changes_first_argument(std::string_view name) {
 
 bool may_share_memory(std::string_view name) {
   const Name own = name_of(name);
+  if (is_own_operator(name)) return false;
   if (own.space != "aten") return true;  // a custom operator: nothing is known about it
   return sharing_operators().contains(own.base) || changes_first_argument(name) || writes_results(own);
 }
@@ -214,7 +215,7 @@ Effects effects_of(const Node& node) {
   if (node.is_control_flow()) return control_flow_effects(node);
   Effects effects;
   const auto [space, base, overload] = name_of(node.target);
-  const bool unknown = !space.empty() && space != "aten";
+  const bool unknown = !space.empty() && space != "aten" && !is_own_operator(node.target);
   effects.random = unknown || draws(node, base);
   if (changes_first_argument(node.target) && !node.arguments.empty()) {
     add_tensors(node.arguments.front().value, effects.changes);

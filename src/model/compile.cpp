@@ -1,10 +1,12 @@
 #include "compile.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "arguments.h"
 #include "last_uses.h"
+#include "own_operators.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/text.h"
 #include "stagecraft/graph/operators.h"
@@ -226,8 +228,8 @@ class StageCompiler {
     }
     instruction.operation = find_operator(node.target);
     if (!instruction.operation) {
-      throw InvalidArgument(
-          "is an operator that this LibTorch does not have: link the library that registers it, or export without it");
+      throw InvalidArgument("is an operator that this LibTorch does not have: " +
+                            graph::remedy_for_missing(node.target));
     }
     const c10::FunctionSchema& schema = instruction.operation->schema();
     maker.make(node, schema, instruction);
@@ -321,23 +323,29 @@ class StageCompiler {
 
 Compiled compile_stage(const graph::Program& program, const graph::StageGraph& stage, const LoadedTensors& loaded,
                        at::Device device, bool is_last) {
+  register_own_operators();
   return StageCompiler(program, stage, loaded, device).run(is_last);
 }
 
 void require_operators(const graph::Program& program) {
-  std::set<std::string> missing;
-  std::string list;
+  register_own_operators();
+  std::map<std::string, graph::MissingOperator> missing;
+  std::string where;
   graph::for_each_node(program.nodes, [&](const Node& node) {
     const bool known = node.is_control_flow()         ? true
                        : graph::computes_number(node) ? find_number_operation(node.target) != nullptr
                                                       : find_operator(node.target).has_value();
-    if (known || !missing.insert(node.target).second) return;
-    list += (list.empty() ? "" : ", ") + program.describe(node);
+    if (known) return;
+    if (where.empty()) where = program.describe(node);
+    graph::MissingOperator& own =
+        missing.try_emplace(node.target, graph::MissingOperator{node.target, 0}).first->second;
+    ++own.nodes;
   });
-  if (!list.empty()) {
-    throw InvalidArgument("this LibTorch does not have the operators of " + list +
-                          ": link the library that registers them, or export without them");
-  }
+  if (missing.empty()) return;
+  std::vector<graph::MissingOperator> all;
+  for (const auto& [name, own] : missing) all.push_back(own);
+  throw InvalidArgument("operators that LibTorch does not have, the first in " + where + ": " +
+                        graph::missing_text(all));
 }
 
 }  // namespace stagecraft

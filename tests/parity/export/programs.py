@@ -14,12 +14,12 @@ def batch_dimension(tree, dimension=0):
     return torch.utils._pytree.tree_map(lambda leaf: {dimension: batch} if isinstance(leaf, torch.Tensor) else None, tree)
 
 
-def export(model, arguments, keywords, path, *, shapes=None, decompose=False):
+def export(model, arguments, keywords, path, *, shapes=None, decompose=lambda program: program):
     """Saves the program. `shapes`: dynamic dimensions by input; by default the first of each is the batch."""
     names = list(model.forward.__code__.co_varnames[1:1 + len(arguments)])
     shapes = shapes or {name: batch_dimension(leaf) for name, leaf in {**dict(zip(names, arguments)), **keywords}.items()}
     program = torch.export.export(model, tuple(arguments), keywords, dynamic_shapes=shapes, strict=False)
-    torch.export.save(program.run_decompositions({}) if decompose else program, path)
+    torch.export.save(decompose(program), path)
 
 
 def python_side(path, arguments, keywords):

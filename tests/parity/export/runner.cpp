@@ -413,6 +413,7 @@ int main(int argc, char** argv) {
   const json jobs = json::parse(file);
   for (const json& job : jobs) {
     try {
+      for (const std::string library : job.value("operators", json::array())) sc::load_operators(library);
       std::cout << Job(job).run().dump() << std::endl;
     } catch (const std::exception& error) {
       std::cout << json{{"name", job.at("name")}, {"failures", {error.what()}}}.dump() << std::endl;
