@@ -52,6 +52,8 @@ graph::ModuleCut to_module_cut(const std::string& text) {
 
 void write_split_report(std::ostream& out, const Program& program, const graph::CutProgram& cut) {
   out << printable_lines(graph::summary(program, cut));
+  if (const std::string note = graph::note_on_large_nodes(program, cut); !note.empty())
+    out << printable_lines(note + "\n");
   const std::vector<graph::MissingOperator> missing = graph::missing_operators(program);
   if (!missing.empty())
     out << printable_lines("operators that LibTorch does not have: " + graph::missing_text(missing) + "\n");

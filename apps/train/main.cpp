@@ -3,12 +3,14 @@
 #include <iostream>
 
 #include "options.h"
+#include "stage_times.h"
 #include "stagecraft/model/load_operators.h"
 #include "stagecraft/runtime/launch.h"
 #include "training.h"
 
 int main(int argc, char** argv) {
   using namespace stagecraft;
+  if (train::wants_stage_times(argc, argv)) return train::print_stage_times(argc, argv);
   train::Options options;
   int code = 0;
   if (!train::parse(argc, argv, options, code)) return code;
