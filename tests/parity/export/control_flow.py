@@ -153,8 +153,29 @@ class OneBranchOnly(Frame):
         return torch.cond(self.scale < 0, lambda x, y: self.own(x) + y, lambda x, y: x * 2, (x, y))
 
 
-class AutocastAround(Frame):
-    """A branch within a region of autocast: what it computes is in bfloat16."""
+class NoGradInside(Frame):
+    def middle(self, x):
+        def yes(x):
+            with torch.no_grad():
+                y = self.own(x)
+            return y + self.own(x)
+
+        return torch.cond(self.scale > 0, yes, lambda x: x * 2, (x,))
+
+
+class AutocastInside(Frame):
+    """A region of autocast within a branch: what it computes is in bfloat16."""
+
+    def middle(self, x):
+        def yes(x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.own(x)
+            return y.float()
+
+        return torch.cond(self.scale > 0, yes, lambda x: x * 2, (x,))
+
+
+class AutocastBefore(Frame):
 
     def forward(self, x):
         y = torch.tanh(self.first(x))
@@ -207,5 +228,6 @@ def sequences():
 
 
 ANY_BATCH = {"branch": Branch, "branch_on_size": BranchOnSize, "loop": Loop, "scan": Scan, "scan_backwards": ScanBackwards, "map": Map, "nested": Nested, "no_grad": NoGrad, "in_place": InPlace,
-             "one_branch_only": OneBranchOnly}  # fmt: skip
+             "no_grad_inside": NoGradInside, "one_branch_only": OneBranchOnly}  # fmt: skip
 WHOLE_BATCH = {"branch_on_data": BranchOnData}
+AUTOCAST = {"autocast_inside": AutocastInside, "autocast_before": AutocastBefore}  # of float32, the whole batch

@@ -74,6 +74,13 @@ class ControlFlow(programs.ProgramsCase):
         self.compare([{"name": "evaluation", "model": path + ".pt2", "data": path + ".data", "tolerance": 1e-12,
                        "microbatches": [1, 2], "evaluation": True, "cuts": 0}])  # fmt: skip
 
+    def test_autocast(self):
+        all_jobs = []
+        for name, make in control_flow.AUTOCAST.items():
+            torch.manual_seed(5)
+            all_jobs.append(self.job(name, make(), control_flow.sequences(), dtype=torch.float32, microbatches=(1,)))
+        self.compare(all_jobs)
+
     def test_training(self):
         self.compare([job for dtype in (torch.float64, torch.float32) for job in self.jobs(dtype)])
 
