@@ -45,10 +45,11 @@ class Experts(nn.Module):
 class Custom(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first, self.middle, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x):
-        y = torch.ops.stagecraft_test.square(self.first(x), 0.5)
+        y = torch.ops.stagecraft_test.square(torch.tanh(self.first(x)), 0.5)
+        y = torch.relu(self.middle(y)) + y
         return self.last(torch.ops.stagecraft_test.square(y, 2.0))
 
 

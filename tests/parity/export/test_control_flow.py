@@ -6,6 +6,7 @@ import unittest
 import control_flow
 import programs
 import torch
+from jobs import cast
 
 ALL = "STAGECRAFT_TEST_ALL" in os.environ
 QUICK = ("branch", "loop", "scan", "map", "nested")
@@ -33,6 +34,17 @@ class ControlFlow(programs.ProgramsCase):
         torch.save({"arguments": arguments, "keywords": {}, "outputs": [output.detach()], "gradients": gradients,
                     "buffers": dict(plain.named_buffers())}, job["data"])  # fmt: skip
         self.compare([job])
+
+    def test_map_over_nothing(self):
+        """Refused when it runs, with the node's name."""
+        path, length = self.path("nothing.pt2"), torch.export.Dim("length", min=0, max=64)
+        programs.export(control_flow.Map().double(), cast(control_flow.sequences(), torch.float64), {}, path,
+                        shapes={"x": {0: torch.export.Dim("batch", max=64), 1: length}})  # fmt: skip
+        torch.save({"arguments": [torch.zeros(8, 0, 8, dtype=torch.float64)], "keywords": {}, "outputs": [], "gradients": {},
+                    "buffers": {}}, self.path("nothing.data"))  # fmt: skip
+        (result,) = self.results([{"name": "nothing", "model": path, "data": self.path("nothing.data"), "tolerance": 0,
+                                   "microbatches": [1], "stride": 64}]).values()  # fmt: skip
+        self.assertRegex(result["failures"][0], r"node 'map_impl' \(higher_order::map_impl\): it goes through a tensor whose first dimension is 0")
 
     def test_draws(self):
         """Dropout in bodies: other numbers in each iteration and microbatch, the same wherever the program is cut."""
