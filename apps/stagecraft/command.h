@@ -40,9 +40,6 @@ std::unique_ptr<Command> make_simulate_command(CLI::App& program);
 std::unique_ptr<Command> make_compare_command(CLI::App& program);
 std::unique_ptr<Command> make_plan_command(CLI::App& program);
 std::unique_ptr<Command> make_train_command(CLI::App& program);
-/// Replaces this process by the separate program `stagecraft-train`, the only one that loads LibTorch. Throws Failure
-/// when it cannot be started.
-void hand_over_to_trainer(char** arguments);
 std::unique_ptr<Command> make_model_command(CLI::App& program);
 std::unique_ptr<Command> make_split_command(CLI::App& program);
 std::unique_ptr<Command> make_completion_command(CLI::App& program);

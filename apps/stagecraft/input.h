@@ -69,6 +69,8 @@ class ModelInput {
   explicit ModelInput(CLI::App& parser);
 
   [[nodiscard]] const std::string& file() const { return file_; }
+  /// Empty: the only one.
+  [[nodiscard]] const std::string& model() const { return model_; }
   /// Throws FileError.
   [[nodiscard]] graph::Program read() const;
 

@@ -10,6 +10,7 @@
 #include "failure.h"
 #include "output.h"
 #include "stagecraft/core/identity.h"
+#include "trainer.h"
 
 namespace stagecraft::cli {
 namespace {

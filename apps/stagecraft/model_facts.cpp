@@ -192,6 +192,14 @@ Json value_json(const graph::Program& program, graph::ValueId id) {
   return json;
 }
 
+Json missing_json(const graph::Program& program) {
+  Json list = Json::array();
+  for (const graph::MissingOperator& each : graph::missing_operators(program)) {
+    list.push_back({{"name", each.name}, {"count", each.nodes}, {"remedy", graph::remedy_for_missing(each.name)}});
+  }
+  return list;
+}
+
 Json port_json(const graph::Program& program, const graph::Port& port) {
   const auto* use = std::get_if<graph::Use>(&port.argument);
   if (use == nullptr || use->value == graph::kNoValue) {

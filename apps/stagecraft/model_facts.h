@@ -56,6 +56,9 @@ std::vector<ModuleFigures> module_tree(const graph::Program& program);
 /// {"name", "kind": "tensor", "type", "sizes": ["s0", 8], "bytes"}, {"name", "kind": "integer" | "real" | "flag"}.
 Json value_json(const graph::Program& program, graph::ValueId value);
 
+/// Operators that neither LibTorch nor Stagecraft has: [{"name", "count", "remedy"}].
+Json missing_json(const graph::Program& program);
+
 /// The same with the caller's name; {"name", "kind": "fixed", "value"} for a constant.
 Json port_json(const graph::Program& program, const graph::Port& port);
 

@@ -8,6 +8,9 @@ namespace {
 
 /// Autograd saves most of what operators take and make; which of it is known only to the operators.
 double made_bytes(const graph::Program& program, const graph::Node& node) {
+  if (node.is_control_flow()) {
+    return graph::over_bodies(program, node, [&](const graph::Node& inner) { return made_bytes(program, inner); });
+  }
   const bool drops_out = node.target.find("dropout") != std::string::npos;  // a view only in evaluation
   const bool is_view = !graph::effects_of(node).shares.empty() && !drops_out;
   if (is_view || graph::changes_first_argument(node.target) || graph::reads_size(node)) return 0;

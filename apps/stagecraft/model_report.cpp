@@ -88,6 +88,8 @@ std::string summary_text(const std::string& file, const Program& program) {
                                     bytes(training.gradients), bytes(training.optimizer), bytes(training.activations)));
   lines.add("nodes", std::to_string(program.nodes.size()));
   lines.add("work", fmt::format("{} operations in a forward", count_text(total_work(program))));
+  if (const auto missing = graph::missing_operators(program); !missing.empty())
+    lines.add("missing", "operators that LibTorch does not have: " + graph::missing_text(missing));
   return lines.text();
 }
 
@@ -212,6 +214,7 @@ Json model_json(const std::string& file, const Program& program) {
   for (const OperatorFigures& own : operator_figures(program)) {
     json["operators"].push_back({{"name", own.name}, {"count", own.count}, {"work", own.work}});
   }
+  json["missing_operators"] = missing_json(program);
   json["modules"] = modules_json(program);
   json["parameters"] = stored_json(program, Input::Kind::kParameter);
   json["buffers"] = stored_json(program, Input::Kind::kBuffer);

@@ -6,6 +6,7 @@
 
 #include "model_facts.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/graph/operators.h"
 #include "stagecraft/graph/report.h"
 
 namespace stagecraft::cli {
@@ -51,6 +52,11 @@ graph::ModuleCut to_module_cut(const std::string& text) {
 
 void write_split_report(std::ostream& out, const Program& program, const graph::CutProgram& cut) {
   out << printable_lines(graph::summary(program, cut));
+  if (const std::string note = graph::note_on_large_nodes(program, cut); !note.empty())
+    out << printable_lines(note + "\n");
+  const std::vector<graph::MissingOperator> missing = graph::missing_operators(program);
+  if (!missing.empty())
+    out << printable_lines("operators that LibTorch does not have: " + graph::missing_text(missing) + "\n");
 }
 
 Json split_json(const std::string& file, const Program& program, const graph::CutProgram& cut) {
@@ -80,6 +86,7 @@ Json split_json(const std::string& file, const Program& program, const graph::Cu
     json["ties"].push_back(
         {{"parameter", program.inputs[static_cast<std::size_t>(tie.input)].name}, {"stages", tie.stages}});
   }
+  json["missing_operators"] = missing_json(program);
   return json;
 }
 

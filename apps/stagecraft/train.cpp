@@ -1,9 +1,4 @@
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 
 #include "command.h"
 #include "failure.h"
@@ -27,18 +22,6 @@ class TrainCommand : public Command {
 };
 
 }  // namespace
-
-void hand_over_to_trainer(char** arguments) {
-  std::error_code error;
-  const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
-  std::string trainer = (own.parent_path() / "stagecraft-train").string();
-  std::vector<char*> all = {trainer.data()};
-  for (; *arguments != nullptr; ++arguments) all.push_back(*arguments);
-  all.push_back(nullptr);
-  ::execv(trainer.c_str(), all.data());
-  throw Failure(kUnusable, "train: cannot start '" + trainer + "': " + std::strerror(errno) +
-                               ": `make build` builds it, `make install` installs it beside 'stagecraft'");
-}
 
 std::unique_ptr<Command> make_train_command(CLI::App& program) { return std::make_unique<TrainCommand>(program); }
 

@@ -1,14 +1,25 @@
 #include <ATen/Context.h>
 
+#include <iostream>
+
 #include "options.h"
+#include "stage_times.h"
+#include "stagecraft/model/load_operators.h"
 #include "stagecraft/runtime/launch.h"
 #include "training.h"
 
 int main(int argc, char** argv) {
   using namespace stagecraft;
+  if (train::wants_stage_times(argc, argv)) return train::print_stage_times(argc, argv);
   train::Options options;
   int code = 0;
   if (!train::parse(argc, argv, options, code)) return code;
+  try {
+    for (const std::string& library : options.load) load_operators(library);
+  } catch (const std::exception& error) {
+    std::cerr << "stagecraft: train: " << error.what() << '\n';
+    return 2;
+  }
   const bool cuda = options.device == "cuda" || (options.device == "auto" && at::hasCUDA());
   const LaunchOptions where = {.ranks = options.ranks,
                                .replicas = options.replicas,

@@ -315,6 +315,9 @@ void check(const Options& options, const CLI::App& parser) {
 
 void add_options(CLI::App& parser, Options& options) {
   parser.add_option("model", options.model, "Exported by torch.export.save")->required()->type_name("FILE.pt2");
+  parser.add_option("--load", options.load, "A shared library that registers operators of the model; once per library")
+      ->type_name("LIB.so")
+      ->allow_extra_args(false);
   add_data_options(parser, options);
   add_pipeline_options(parser, options);
   add_optimizer_options(parser, options);

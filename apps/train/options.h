@@ -15,6 +15,7 @@ namespace stagecraft::train {
 
 struct Options {
   std::string model;
+  std::vector<std::string> load;  ///< Libraries with operators of the model.
 
   // Data
   std::vector<std::string> data;     ///< .safetensors, .bin or .npy; the rows of several files follow each other.

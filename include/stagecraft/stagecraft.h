@@ -5,6 +5,7 @@
 #include "stagecraft/automatic/automatic.h"        // IWYU pragma: export
 #include "stagecraft/checkpoint/checkpoint.h"      // IWYU pragma: export
 #include "stagecraft/checkpoint/checkpoints.h"     // IWYU pragma: export
+#include "stagecraft/model/load_operators.h"       // IWYU pragma: export
 #include "stagecraft/model/pipe.h"                 // IWYU pragma: export
 #include "stagecraft/runtime/launch.h"             // IWYU pragma: export
 #include "stagecraft/runtime/options.h"            // IWYU pragma: export

@@ -239,7 +239,7 @@ std::vector<int> balanced_places(const Program& program, int stages, const std::
   if (balancer.count() >= stages - 1) places = balancer.run();
   if (places.empty()) {
     throw InvalidArgument("the model can be cut in " + std::to_string(balancer.count()) + " places, too few for " +
-                          std::to_string(stages) + " stages: ask for fewer");
+                          std::to_string(stages) + " stages: ask for fewer" + ways_to_more_places(program));
   }
   return places;
 }

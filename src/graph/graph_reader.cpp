@@ -210,13 +210,10 @@ void GraphReader::read_nodes(const Cursor& graph, Scope& scope, int context, int
 void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& scope, int context, int depth) {
   const std::string target = cursor["target"].text();
   constexpr std::string_view kHigherOrder = "torch.ops.higher_order.";
-  if (target.starts_with(kHigherOrder)) {
-    if (target.ends_with(".wrap_with_set_grad_enabled") || target.ends_with(".wrap_with_autocast")) {
-      read_region(cursor, scope, context, depth);
-      return;
-    }
-    faults_.add("node " + std::to_string(program_.nodes.size()) + ": the higher-order operator '" +
-                target.substr(kHigherOrder.size()) + "' is not supported: write the model without it");
+  const bool higher_order = target.starts_with(kHigherOrder);
+  if (target.ends_with(".wrap_with_set_grad_enabled") || target.ends_with(".wrap_with_autocast")) {
+    read_region(cursor, scope, context, depth);
+    return;
   }
   Node node;
   node.target = operator_name(target);
@@ -224,15 +221,32 @@ void GraphReader::read_node(const Cursor& cursor, const Cursor& graph, Scope& sc
   node.name = cursor.has("name") ? cursor["name"].text() : cursor.path();
   read_origin(cursor, node);
   if (node.target == "pippy::_pipe_split") {
-    program_.marks.push_back(static_cast<int>(program_.nodes.size()));
+    read_mark(node);
     return;
   }
   // An assertion that the export has checked already, for the device it ran on.
   if (node.target == "aten::_assert_tensor_metadata") return;
+  if (is_control_flow(node.target)) {
+    read_control_flow(cursor, graph, std::move(node), scope, depth);
+    return;
+  }
+  if (higher_order) {
+    faults_.add("node '" + node.name + "': the higher-order operator '" + target.substr(kHigherOrder.size()) +
+                "' is not supported: write the model without it");
+  }
   // Results are declared even after a fault, so that the other nodes can be checked too.
-  if (!target.starts_with(kHigherOrder)) read_arguments(cursor, node, scope);
+  if (!higher_order) read_arguments(cursor, node, scope);
   read_results(cursor, graph, node, scope);
-  program_.nodes.push_back(std::move(node));
+  nodes_->push_back(std::move(node));
+}
+
+void GraphReader::read_mark(const Node& node) {
+  if (nodes_ == &program_.nodes) {
+    program_.marks.push_back(static_cast<int>(program_.nodes.size()));
+  } else {
+    faults_.add("node '" + node.name +
+                "': pipe_split() is called inside control flow, which is never cut: call it before or after");
+  }
 }
 
 void GraphReader::read_arguments(const Cursor& cursor, Node& node, const Scope& scope) {

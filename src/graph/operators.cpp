@@ -197,6 +197,7 @@ bool changes_first_argument(std::string_view name) {
 
 bool may_share_memory(std::string_view name) {
   const Name own = name_of(name);
+  if (is_own_operator(name)) return false;
   if (own.space != "aten") return true;  // a custom operator: nothing is known about it
   return sharing_operators().contains(own.base) || changes_first_argument(name) || writes_results(own);
 }
@@ -211,9 +212,10 @@ std::vector<std::string_view> changed_arguments(std::string_view name) {
 }
 
 Effects effects_of(const Node& node) {
+  if (node.is_control_flow()) return control_flow_effects(node);
   Effects effects;
   const auto [space, base, overload] = name_of(node.target);
-  const bool unknown = !space.empty() && space != "aten";
+  const bool unknown = !space.empty() && space != "aten" && !is_own_operator(node.target);
   effects.random = unknown || draws(node, base);
   if (changes_first_argument(node.target) && !node.arguments.empty()) {
     add_tensors(node.arguments.front().value, effects.changes);
@@ -238,42 +240,6 @@ bool reads_size(const Node& node) {
 bool computes_number(const Node& node) {
   return node.target.starts_with("_operator.") || node.target.starts_with("torch.sym_") ||
          node.target.starts_with("math.") || node.target.starts_with("builtins.");
-}
-
-double work_of(const Program& program, const Node& node) {
-  const auto type_of = [&](std::string_view name) -> const TensorType* {
-    const Argument* given = node.argument(name);
-    const auto* use = given == nullptr ? nullptr : std::get_if<Use>(given);
-    if (use == nullptr || use->value == kNoValue) return nullptr;
-    return &program.values[static_cast<std::size_t>(use->value)].tensor;
-  };
-  const auto size = [](const TensorType& type, std::size_t from_end) {
-    return type.sizes.size() < from_end ? 1.0 : static_cast<double>(type.sizes[type.sizes.size() - from_end].value);
-  };
-  double made = 0;
-  for (const ValueId value : node.makes()) {
-    const ValueInfo& info = program.values[static_cast<std::size_t>(value)];
-    if (info.is_tensor()) made += static_cast<double>(info.tensor.elements());
-  }
-  const std::string_view base = name_of(node.target).base;
-  if (base == "linear" || base.find("conv") != std::string_view::npos) {
-    if (const TensorType* weight = type_of("weight"); weight != nullptr && !weight->sizes.empty()) {
-      const auto rows = static_cast<double>(std::max<std::int64_t>(1, weight->sizes.front().value));
-      return 2 * made * static_cast<double>(weight->elements()) / rows;
-    }
-  }
-  for (const std::string_view first : {"self", "mat1", "batch1", "input"}) {
-    const bool multiplies = base == "matmul" || base == "mm" || base == "bmm" || base == "addmm" || base == "baddbmm";
-    const TensorType* left = multiplies && !(base == "addmm" && first == "self") ? type_of(first) : nullptr;
-    if (left != nullptr) return 2 * made * size(*left, 1);
-  }
-  if (base == "scaled_dot_product_attention") {
-    const TensorType* query = type_of("query");
-    const TensorType* key = type_of("key");
-    if (query != nullptr && key != nullptr) return 4 * static_cast<double>(query->elements()) * size(*key, 2);
-  }
-  if (may_share_memory(node.target) && !changes_first_argument(node.target)) return 0;
-  return 10 * made;  // bound by memory bandwidth rather than by compute
 }
 
 }  // namespace stagecraft::graph

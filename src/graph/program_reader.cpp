@@ -311,10 +311,19 @@ class ProgramReader {
         for (Use& use : *uses) redirect(use);
       }
     };
-    for (Node& node : program_.nodes) {
-      for (NamedArgument& given : node.arguments) redirect_argument(given.value);
-    }
+    for_each_argument(program_.nodes, redirect_argument);
     for (Argument& output : program_.outputs) redirect_argument(output);
+  }
+
+  template <typename Change>
+  static void for_each_argument(std::vector<Node>& nodes, const Change& change) {
+    for (Node& node : nodes) {
+      for (NamedArgument& given : node.arguments) change(given.value);
+      for (Body& body : node.bodies) {
+        for_each_argument(body.nodes, change);
+        for (Argument& output : body.outputs) change(output);
+      }
+    }
   }
 
   const ZipArchive& archive_;

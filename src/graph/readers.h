@@ -24,11 +24,14 @@ constexpr bool is_element_type(std::int64_t number) {
   return (number >= 1 && number <= 13) || (number >= 28 && number <= 35);
 }
 
+/// Whether it is "higher_order::cond", "while_loop", "scan" or "map_impl".
+bool is_control_flow(std::string_view target);
+
 /// Reads nodes and values of a graph, and of the graphs of its regions, into a program. Collects faults of single
 /// nodes; throws InvalidArgument for JSON that does not have the format.
 class GraphReader {
  public:
-  GraphReader(Program& program, Faults& faults) : program_(program), faults_(faults) {}
+  GraphReader(Program& program, Faults& faults) : program_(program), faults_(faults), nodes_(&program.nodes) {}
 
   /// Values by name, in the graph being read.
   using Scope = std::unordered_map<std::string, ValueId>;
@@ -55,12 +58,17 @@ class GraphReader {
   void read_arguments(const Cursor& cursor, Node& node, const Scope& scope);
   void read_results(const Cursor& cursor, const Cursor& graph, Node& node, Scope& scope);
   void read_region(const Cursor& cursor, Scope& scope, int context, int depth);
+  void read_mark(const Node& node);
+  void read_control_flow(const Cursor& cursor, const Cursor& graph, Node node, Scope& scope, int depth);
+  void read_operands(const Cursor& cursor, const std::string& name, Node& node, const Scope& scope);
+  Body read_body(const Cursor& cursor, const Node& node, int depth);
   void read_origin(const Cursor& cursor, Node& node);
   int find_or_add(const Context& context);
   int find_or_add_module(const std::string& path, const std::string& type, int parent);
 
   Program& program_;
   Faults& faults_;
+  std::vector<Node>* nodes_;  // those of the program, or of the body being read
   std::unordered_map<std::string, int> modules_;
 };
 

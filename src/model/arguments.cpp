@@ -100,6 +100,30 @@ void ArgumentMaker::make_numbers(const graph::Node& node, ModelInstruction& inst
   }
 }
 
+IValue ArgumentMaker::literal(const Argument& argument) {
+  if (const auto* integer = std::get_if<std::int64_t>(&argument)) return *integer;
+  if (const auto* real = std::get_if<double>(&argument)) return *real;
+  if (const auto* flag = std::get_if<bool>(&argument)) return *flag;
+  return {};
+}
+
+void ArgumentMaker::make_operands(const graph::Node& node, const std::vector<bool>& given,
+                                  ModelInstruction& instruction) const {
+  for (std::size_t i = 0; i < node.arguments.size(); ++i) {
+    const Argument& argument = node.arguments[i].value;
+    const auto* use = std::get_if<graph::Use>(&argument);
+    instruction.arguments.push_back(literal(argument));
+    if (use == nullptr) continue;
+    const Place place = find_(use->value);
+    if (place.loaded.defined()) {
+      instruction.arguments.back() = place.loaded;
+    } else {
+      const Fill::Kind kind = given[i] ? Fill::Kind::kValue : Fill::Kind::kInBodies;
+      instruction.fills.push_back({kind, false, static_cast<std::uint32_t>(i), place.slot});
+    }
+  }
+}
+
 IValue ArgumentMaker::value(const Argument& argument, const c10::Argument& formal, std::uint32_t position,
                             ModelInstruction& instruction) const {
   c10::TypePtr type = formal.type();

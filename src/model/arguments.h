@@ -24,6 +24,10 @@ class ArgumentMaker {
   void make(const graph::Node& node, const c10::FunctionSchema& schema, ModelInstruction& instruction) const;
   /// The same for arithmetic on sizes, whose arguments have no schema.
   void make_numbers(const graph::Node& node, ModelInstruction& instruction) const;
+  /// The same for the operands of control flow: those with a true in `given` are passed, the bodies read the others.
+  void make_operands(const graph::Node& node, const std::vector<bool>& given, ModelInstruction& instruction) const;
+  /// A literal as it is, without a schema; none for lists.
+  static c10::IValue literal(const graph::Argument& argument);
 
  private:
   c10::IValue value(const graph::Argument& argument, const c10::Argument& formal, std::uint32_t position,

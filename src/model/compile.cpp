@@ -1,9 +1,12 @@
 #include "compile.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "arguments.h"
+#include "last_uses.h"
+#include "own_operators.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/text.h"
 #include "stagecraft/graph/operators.h"
@@ -34,6 +37,25 @@ void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, Mod
   if (node.target.find("batch_norm") != std::string::npos || node.target.starts_with("aten::rrelu"))
     set("training", false);
   set("dropout_p", 0.0);
+}
+
+/// Indices of the arguments that nothing in a body of the node uses.
+std::vector<std::size_t> unused_arguments(const Node& node, const graph::Body& body) {
+  std::set<ValueId> used;
+  graph::for_each_node(body.nodes, [&](const Node& inner) {
+    for (const ValueId value : inner.uses()) used.insert(value);
+  });
+  for (const graph::Argument& output : body.outputs) {
+    if (const auto* use = std::get_if<graph::Use>(&output)) used.insert(use->value);
+  }
+  const std::size_t first = node.arguments.size() - body.formals.size();
+  std::vector<std::size_t> unused;
+  for (std::size_t i = 0; i < body.formals.size(); ++i) {
+    const auto* use = std::get_if<graph::Use>(&node.arguments[first + i].value);
+    const ValueId inside = body.formals[i] != kNoValue ? body.formals[i] : use != nullptr ? use->value : kNoValue;
+    if (use != nullptr && !used.contains(inside)) unused.push_back(first + i);
+  }
+  return unused;
 }
 
 /// Compiles a stage in one pass over its nodes.
@@ -67,6 +89,9 @@ class StageCompiler {
   }
 
  private:
+  [[nodiscard]] std::size_t slots() const { return static_cast<std::size_t>(result_.slots); }
+  [[nodiscard]] std::int32_t slot_of(ValueId value) const { return result_.slot_of[static_cast<std::size_t>(value)]; }
+
   std::int32_t new_slot(ValueId value) {
     if (value == kNoValue) return -1;
     value_in_.push_back(value);
@@ -77,7 +102,7 @@ class StageCompiler {
     ModelInstruction instruction;
     instruction.kind = ModelInstruction::Kind::kSize;
     instruction.arguments = {c10::IValue(), c10::IValue(static_cast<std::int64_t>(size.dimension))};
-    instruction.fills.push_back({Fill::Kind::kValue, false, 0, result_.slot_of[static_cast<std::size_t>(size.tensor)]});
+    instruction.fills.push_back({Fill::Kind::kValue, false, 0, slot_of(size.tensor)});
     instruction.results.push_back({false, {new_slot(size.number)}});
     instruction.node = -1;
     result_.instructions.push_back(std::move(instruction));
@@ -85,24 +110,7 @@ class StageCompiler {
 
   void add_node(int index) {
     const Node& node = program_.nodes[static_cast<std::size_t>(index)];
-    ModelInstruction instruction;
-    instruction.node = index;
-    instruction.context = node.context;
-    const ArgumentMaker::Find find = [&](ValueId value) {
-      return ArgumentMaker::Place{loaded_[static_cast<std::size_t>(value)],
-                                  result_.slot_of[static_cast<std::size_t>(value)]};
-    };
-    const ArgumentMaker maker(find, device_);
-    try {
-      resolve(node, maker, instruction);
-    } catch (const InvalidArgument& error) {
-      faults_.add(program_.describe(node) + " " + error.what());
-    }
-    for (const graph::Result& made : node.results) {
-      ModelInstruction::Result& own = instruction.results.emplace_back();
-      own.list = made.list;
-      for (const ValueId value : made.values) own.slots.push_back(new_slot(value));
-    }
+    ModelInstruction instruction = compiled(node, index);
     if (is_constant(node)) {
       for (const ValueId value : node.makes()) steady_.insert(value);
       for (const ValueId value : node.uses()) {
@@ -115,6 +123,91 @@ class StageCompiler {
     }
   }
 
+  ModelInstruction compiled(const Node& node, int index) {
+    ModelInstruction instruction;
+    instruction.source = &node;
+    instruction.node = index;
+    instruction.context = node.context;
+    const ArgumentMaker::Find find = [&](ValueId value) {
+      return ArgumentMaker::Place{loaded_[static_cast<std::size_t>(value)], slot_of(value)};
+    };
+    const ArgumentMaker maker(find, device_);
+    try {
+      if (node.is_control_flow()) {
+        add_control_flow(node, maker, instruction);
+      } else {
+        resolve(node, maker, instruction);
+      }
+    } catch (const InvalidArgument& error) {
+      faults_.add(program_.describe(node) + " " + error.what());
+    }
+    for (const graph::Result& made : node.results) {
+      ModelInstruction::Result& own = instruction.results.emplace_back();
+      own.list = made.list;
+      for (const ValueId value : made.values) own.slots.push_back(new_slot(value));
+    }
+    return instruction;
+  }
+
+  void add_control_flow(const Node& node, const ArgumentMaker& maker, ModelInstruction& instruction) {
+    auto control = std::make_shared<ControlFlow>();
+    const bool branch = node.target == "higher_order::cond";
+    control->kind = branch                                      ? ControlFlow::Kind::kBranch
+                    : node.target == "higher_order::while_loop" ? ControlFlow::Kind::kLoop
+                                                                : ControlFlow::Kind::kScan;
+    control->carried = static_cast<std::size_t>(node.carried);
+    control->sliced = static_cast<std::size_t>(node.sliced);
+    instruction.kind = ModelInstruction::Kind::kControlFlow;
+    std::vector<bool> given(node.arguments.size(), false);  // to a formal of some body, or as the predicate
+    if (branch) given[0] = true;
+    for (const graph::Body& body : node.bodies) {
+      for (std::size_t i = 0; i < body.formals.size(); ++i) {
+        if (body.formals[i] != kNoValue) given[i + (branch ? 1 : 0)] = true;
+      }
+    }
+    // A carried value that no body uses is still the result of a loop without iterations.
+    for (std::size_t i = 0; i < control->carried + control->sliced; ++i) given[i] = true;
+    maker.make_operands(node, given, instruction);
+    for (const graph::Body& body : node.bodies) {
+      control->bodies.push_back(compiled(body));
+      control->bodies.back().unused = unused_arguments(node, body);
+    }
+    instruction.control = std::move(control);
+  }
+
+  CompiledBody compiled(const graph::Body& body) {
+    CompiledBody result;
+    const std::size_t first_slot = slots();
+    for (const ValueId value : body.formals) result.formals.push_back(new_slot(value));
+    for (std::size_t i = 0; i < body.nodes.size(); ++i) {
+      result.instructions.push_back(compiled(body.nodes[i], static_cast<int>(i)));
+    }
+    std::vector<std::int32_t> kept;
+    for (const graph::Argument& output : body.outputs) {
+      CompiledBody::Output& own = result.outputs.emplace_back();
+      const auto* use = std::get_if<graph::Use>(&output);
+      if (use == nullptr) {
+        own.fixed = ArgumentMaker::literal(output);
+      } else if (use->value != kNoValue && loaded_[static_cast<std::size_t>(use->value)].defined()) {
+        own.fixed = loaded_[static_cast<std::size_t>(use->value)];
+      } else if (use->value != kNoValue) {
+        own.slot = slot_of(use->value);
+      }
+      kept.push_back(own.slot);
+    }
+    // Values from outside are needed in the next iteration, and perhaps after the last.
+    std::vector<bool> own(slots(), false);
+    std::fill(own.begin() + static_cast<std::ptrdiff_t>(first_slot), own.end(), true);
+    const std::vector<std::ptrdiff_t> last = free_after_last_use(result.instructions, kept, own);
+    for (std::int32_t& slot : result.formals) {
+      if (slot >= 0 && last[static_cast<std::size_t>(slot)] == kNeverUsed) slot = -1;
+    }
+    for (const std::int32_t slot : kept) {
+      if (slot >= 0 && own[static_cast<std::size_t>(slot)]) result.frees.push_back(slot);
+    }
+    return result;
+  }
+
   void resolve(const Node& node, const ArgumentMaker& maker, ModelInstruction& instruction) const {
     const graph::Argument* dimension = node.argument("dim");
     const auto* tensor = node.arguments.empty() ? nullptr : std::get_if<graph::Use>(&node.arguments.front().value);
@@ -123,8 +216,7 @@ class StageCompiler {
         !loaded_[static_cast<std::size_t>(tensor->value)].defined()) {
       instruction.kind = ModelInstruction::Kind::kSize;
       instruction.arguments = {c10::IValue(), c10::IValue(std::get<std::int64_t>(*dimension))};
-      instruction.fills.push_back(
-          {Fill::Kind::kValue, false, 0, result_.slot_of[static_cast<std::size_t>(tensor->value)]});
+      instruction.fills.push_back({Fill::Kind::kValue, false, 0, slot_of(tensor->value)});
       return;
     }
     if (graph::computes_number(node)) {
@@ -136,8 +228,8 @@ class StageCompiler {
     }
     instruction.operation = find_operator(node.target);
     if (!instruction.operation) {
-      throw InvalidArgument(
-          "is an operator that this LibTorch does not have: link the library that registers it, or export without it");
+      throw InvalidArgument("is an operator that this LibTorch does not have: " +
+                            graph::remedy_for_missing(node.target));
     }
     const c10::FunctionSchema& schema = instruction.operation->schema();
     maker.make(node, schema, instruction);
@@ -166,8 +258,7 @@ class StageCompiler {
     instruction.operation = find_operator("aten::copy_");
     instruction.node = -1;
     instruction.arguments = {loaded_[static_cast<std::size_t>(buffer.value)], c10::IValue(), false};
-    instruction.fills.push_back(
-        {Fill::Kind::kValue, false, 1, result_.slot_of[static_cast<std::size_t>(update.value)]});
+    instruction.fills.push_back({Fill::Kind::kValue, false, 1, slot_of(update.value)});
     instruction.results.push_back({false, {-1}});
     instruction.skipped_in_evaluation = buffer.name.ends_with("num_batches_tracked") ||
                                         buffer.name.ends_with("running_mean") || buffer.name.ends_with("running_var");
@@ -188,60 +279,20 @@ class StageCompiler {
            });
   }
 
-  /// Finds the last instruction that uses each slot; that instruction moves the value out, or frees the slot.
+  /// Frees slots after their last use; those of the results, and constants, live until the end.
   void find_last_uses(bool is_last) {
-    std::vector<std::ptrdiff_t> last(static_cast<std::size_t>(result_.slots), -2);
-    const auto note = [&](std::int32_t slot, std::ptrdiff_t at) {
-      if (slot >= 0) last[static_cast<std::size_t>(slot)] = at;
-    };
-    const auto end = static_cast<std::ptrdiff_t>(result_.instructions.size());
-    for (std::ptrdiff_t i = 0; i < end; ++i) {
-      const ModelInstruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
-      for (const Fill& fill : instruction.fills) {
-        note(fill.slot, i);
-        for (const std::int32_t slot : fill.slots) note(slot, i);
-      }
-      for (const ModelInstruction::Result& made : instruction.results) {
-        for (const std::int32_t slot : made.slots) note(slot, i);
-      }
-    }
-    for (const ValueId value : stage_.sends) note(result_.slot_of[static_cast<std::size_t>(value)], end);
+    std::vector<std::int32_t> results;
+    for (const ValueId value : stage_.sends) results.push_back(slot_of(value));
     if (is_last) {
       for (const graph::Argument& output : program_.outputs) {
-        if (const auto* use = std::get_if<graph::Use>(&output); use != nullptr && use->value != kNoValue) {
-          note(result_.slot_of[static_cast<std::size_t>(use->value)], end);
-        }
+        if (const auto* use = std::get_if<graph::Use>(&output); use != nullptr && use->value != kNoValue)
+          results.push_back(slot_of(use->value));
       }
     }
-    for (std::ptrdiff_t i = 0; i < end; ++i) {
-      ModelInstruction& instruction = result_.instructions[static_cast<std::size_t>(i)];
-      std::map<std::int32_t, int> uses;
-      for (const Fill& fill : instruction.fills) {
-        if (fill.slot >= 0) ++uses[fill.slot];
-        for (const std::int32_t slot : fill.slots) {
-          if (slot >= 0) ++uses[slot];
-        }
-      }
-      std::set<std::int32_t> frees;
-      for (Fill& fill : instruction.fills) {
-        const bool ends = fill.slot >= 0 && last[static_cast<std::size_t>(fill.slot)] == i;
-        fill.last = ends && uses[fill.slot] == 1;
-        if (ends && !fill.last) frees.insert(fill.slot);
-        for (const std::int32_t slot : fill.slots) {
-          if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) frees.insert(slot);
-        }
-      }
-      for (ModelInstruction::Result& made : instruction.results) {
-        for (std::int32_t& slot : made.slots) {
-          if (slot >= 0 && last[static_cast<std::size_t>(slot)] == i) slot = -1;  // unused result
-        }
-      }
-      instruction.frees.assign(frees.begin(), frees.end());
-    }
+    last_ = free_after_last_use(result_.instructions, results, std::vector<bool>(slots(), true));
     for (std::int32_t& slot : result_.received) {
-      if (slot >= 0 && last[static_cast<std::size_t>(slot)] == -2) slot = -1;
+      if (slot >= 0 && last_[static_cast<std::size_t>(slot)] == kNeverUsed) slot = -1;
     }
-    last_ = std::move(last);
   }
 
   /// Keeps the constants that instructions or results use.
@@ -272,22 +323,29 @@ class StageCompiler {
 
 Compiled compile_stage(const graph::Program& program, const graph::StageGraph& stage, const LoadedTensors& loaded,
                        at::Device device, bool is_last) {
+  register_own_operators();
   return StageCompiler(program, stage, loaded, device).run(is_last);
 }
 
 void require_operators(const graph::Program& program) {
-  std::set<std::string> missing;
-  std::string list;
-  for (const Node& node : program.nodes) {
-    const bool known = graph::computes_number(node) ? find_number_operation(node.target) != nullptr
-                                                    : find_operator(node.target).has_value();
-    if (known || !missing.insert(node.target).second) continue;
-    list += (list.empty() ? "" : ", ") + program.describe(node);
-  }
-  if (!list.empty()) {
-    throw InvalidArgument("this LibTorch does not have the operators of " + list +
-                          ": link the library that registers them, or export without them");
-  }
+  register_own_operators();
+  std::map<std::string, graph::MissingOperator> missing;
+  std::string where;
+  graph::for_each_node(program.nodes, [&](const Node& node) {
+    const bool known = node.is_control_flow()         ? true
+                       : graph::computes_number(node) ? find_number_operation(node.target) != nullptr
+                                                      : find_operator(node.target).has_value();
+    if (known) return;
+    if (where.empty()) where = program.describe(node);
+    graph::MissingOperator& own =
+        missing.try_emplace(node.target, graph::MissingOperator{node.target, 0}).first->second;
+    ++own.nodes;
+  });
+  if (missing.empty()) return;
+  std::vector<graph::MissingOperator> all;
+  for (const auto& [name, own] : missing) all.push_back(own);
+  throw InvalidArgument("operators that LibTorch does not have, the first in " + where + ": " +
+                        graph::missing_text(all));
 }
 
 }  // namespace stagecraft

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "layer_numbers.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/stage/random.h"
 #include "torch_types.h"
@@ -16,6 +17,12 @@ namespace stagecraft {
 namespace {
 
 using c10::IValue;
+
+/// The number for random numbers of a node in a body: another one in each iteration, the same wherever the program is
+/// cut.
+std::int64_t inner_layer(std::uint64_t body, int node) {
+  return static_cast<std::int64_t>(combined(body, static_cast<std::uint64_t>(node)));
+}
 
 /// While it lives, sets gradient mode and autocast as a region of the program asks for.
 class Surroundings {
@@ -93,6 +100,8 @@ IValue filled(const Fill& fill, std::vector<IValue>& frame) {
       for (std::size_t i = 0; i < fill.slots.size(); ++i) list.push_back(item(fill, i, frame).toInt());
       return list;
     }
+    case Fill::Kind::kInBodies:
+      return frame[static_cast<std::size_t>(fill.slot)];
   }
   throw InternalError("an argument of an unknown kind");
 }
@@ -148,7 +157,7 @@ void Interpreter::make_constants() {
   if (have_constants_ && !sources_changed()) return;
   const at::NoGradGuard no_graph;
   Frame frame(static_cast<std::size_t>(compiled_.slots));
-  execute(compiled_.constants, frame);
+  execute(compiled_.constants, frame, {});
   constants_.clear();
   for (const std::int32_t slot : compiled_.kept) constants_.push_back(frame[static_cast<std::size_t>(slot)]);
   seen_.clear();
@@ -167,7 +176,7 @@ ValueList Interpreter::run(const ValueList& received) {
     frame[static_cast<std::size_t>(compiled_.received[i])] =
         copy ? IValue(received[i].tensor().clone()) : as_ivalue(received[i]);
   }
-  execute(compiled_.instructions, frame);
+  execute(compiled_.instructions, frame, {});
   ValueList results;
   if (is_last_) {
     for (const graph::Argument& output : program_->outputs) results.push_back(result(output, frame));
@@ -191,20 +200,20 @@ Value Interpreter::result(const graph::Argument& output, const Frame& frame) con
 }
 
 std::string Interpreter::describe(const ModelInstruction& instruction) const {
-  if (instruction.node < 0) return "an update of a buffer";
-  return program_->describe(program_->nodes[static_cast<std::size_t>(instruction.node)]);
+  return instruction.source == nullptr ? "an update of a buffer" : program_->describe(*instruction.source);
 }
 
-void Interpreter::execute(const std::vector<ModelInstruction>& instructions, Frame& frame) const {
+void Interpreter::execute(const std::vector<ModelInstruction>& instructions, Frame& frame,
+                          const Surrounding& where) const {
   const bool evaluation = evaluation_;
   std::vector<IValue> stack;
   std::unique_ptr<Surroundings> surroundings;
-  int context = 0;
+  int context = where.context;
   for (const ModelInstruction& instruction : instructions) {
     if (instruction.context != context) {
       surroundings.reset();
       context = instruction.context;
-      if (context != 0) {
+      if (context != where.context) {
         surroundings = std::make_unique<Surroundings>(program_->contexts[static_cast<std::size_t>(context)], device_);
       }
     }
@@ -214,17 +223,19 @@ void Interpreter::execute(const std::vector<ModelInstruction>& instructions, Fra
       if (evaluation) {
         for (const auto& [argument, value] : instruction.in_evaluation) stack[argument] = value;
       }
-      call(instruction, frame, stack);
+      const std::int64_t layer = where.layer ? inner_layer(*where.layer, instruction.node) : instruction.node;
+      call(instruction, frame, stack, layer);
     }
     for (const std::int32_t slot : instruction.frees) frame[static_cast<std::size_t>(slot)] = IValue();
   }
 }
 
-void Interpreter::call(const ModelInstruction& instruction, Frame& frame, std::vector<IValue>& stack) const {
+void Interpreter::call(const ModelInstruction& instruction, Frame& frame, std::vector<IValue>& stack,
+                       std::int64_t layer) const {
   try {
     switch (instruction.kind) {
       case ModelInstruction::Kind::kOperator: {
-        const RandomLayer random(instruction.node);  // the same numbers wherever the program is cut
+        const RandomLayer random(layer);  // the same numbers wherever the program is cut
         instruction.operation->callBoxed(stack);
         break;
       }
@@ -233,6 +244,9 @@ void Interpreter::call(const ModelInstruction& instruction, Frame& frame, std::v
         break;
       case ModelInstruction::Kind::kNumber:
         stack = {instruction.number(stack)};
+        break;
+      case ModelInstruction::Kind::kControlFlow:
+        run_control_flow(instruction, frame, stack, layer);
         break;
     }
   } catch (const c10::Error& error) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "compile.h"
 #include "stagecraft/stage/stage.h"
@@ -26,10 +27,25 @@ class Interpreter {
  private:
   using Frame = std::vector<c10::IValue>;
 
+  /// Where instructions run: in the stage, or in a body.
+  struct Surrounding {
+    int context = 0;                                    ///< Whose modes are set already.
+    std::optional<std::uint64_t> layer = std::nullopt;  ///< Of random numbers in the body; none in the stage.
+  };
+
   void make_constants();
   [[nodiscard]] bool sources_changed() const;
-  void execute(const std::vector<ModelInstruction>& instructions, Frame& frame) const;
-  void call(const ModelInstruction& instruction, Frame& frame, std::vector<c10::IValue>& stack) const;
+  void execute(const std::vector<ModelInstruction>& instructions, Frame& frame, const Surrounding& where) const;
+  void call(const ModelInstruction& instruction, Frame& frame, std::vector<c10::IValue>& stack,
+            std::int64_t layer) const;
+  /// Replaces the arguments on the stack by the results.
+  void run_control_flow(const ModelInstruction& instruction, Frame& frame, Frame& stack, std::int64_t layer) const;
+  [[nodiscard]] Frame run_body(const CompiledBody& body, const Frame& arguments, std::size_t first, Frame& frame,
+                               const Surrounding& where) const;
+  [[nodiscard]] Frame run_loop(const ModelInstruction& instruction, Frame& frame, Frame carried,
+                               std::int64_t layer) const;
+  [[nodiscard]] Frame run_scan(const ModelInstruction& instruction, Frame& frame, Frame arguments,
+                               std::int64_t layer) const;
   [[nodiscard]] std::string describe(const ModelInstruction& instruction) const;
   [[nodiscard]] Value result(const graph::Argument& output, const Frame& frame) const;
 

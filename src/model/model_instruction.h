@@ -4,11 +4,13 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "numbers.h"
+#include "stagecraft/graph/program.h"
 
 namespace stagecraft {
 
@@ -21,6 +23,7 @@ struct Fill {
     kTensors,          ///< A list of `slots`.
     kOptionalTensors,  ///< Like kTensors, none where a slot is -1.
     kIntegers,         ///< A list of integers: from `slots`, or from `fixed` where a slot is -1.
+    kInBodies,         ///< The value of the slot, which bodies of the instruction read too.
   };
 
   Kind kind = Kind::kValue;
@@ -31,15 +34,19 @@ struct Fill {
   std::vector<c10::IValue> fixed = {};  ///< In place of slots that are -1.
 };
 
+struct ControlFlow;
+
 /// One node, ready to run without lookups.
 struct ModelInstruction {
-  enum class Kind : std::uint8_t { kOperator, kSize, kNumber };
+  enum class Kind : std::uint8_t { kOperator, kSize, kNumber, kControlFlow };
 
   Kind kind = Kind::kOperator;
   bool skipped_in_evaluation = false;
   std::optional<c10::OperatorHandle> operation = std::nullopt;
   NumberOperation number = nullptr;
-  int node = 0;
+  std::shared_ptr<const ControlFlow> control = nullptr;
+  const graph::Node* source = nullptr;  ///< Null for an update of a buffer, and for a size. Belongs to the program.
+  int node = 0;                         ///< Index of the source in its program or body.
   int context = 0;
   /// All arguments, in the order of the schema; `fills` replace some of them.
   std::vector<c10::IValue> arguments = {};
@@ -54,6 +61,29 @@ struct ModelInstruction {
   std::vector<Result> results = {};
   /// Slots to free afterwards; without those whose value a fill moves.
   std::vector<std::int32_t> frees = {};
+};
+
+/// A graph that an instruction runs, on the slots of the stage. Slots of the bodies are used again in each iteration.
+struct CompiledBody {
+  std::vector<std::int32_t> formals;  ///< By argument of the instruction, without a predicate; -1: not given.
+  std::vector<ModelInstruction> instructions;
+  struct Output {
+    std::int32_t slot = -1;
+    c10::IValue fixed = {};  ///< If there is no slot.
+  };
+  std::vector<Output> outputs;
+  std::vector<std::int32_t> frees;  ///< Slots of the outputs that are the body's own.
+  std::vector<std::size_t> unused;  ///< Arguments of the instruction that nothing in the body uses.
+};
+
+/// What a node of control flow runs. The arguments of the instruction are those of the node.
+struct ControlFlow {
+  enum class Kind : std::uint8_t { kBranch, kLoop, kScan };  ///< A map is a scan that carries nothing.
+
+  Kind kind = Kind::kBranch;
+  std::vector<CompiledBody> bodies;
+  std::size_t carried = 0;
+  std::size_t sliced = 0;
 };
 
 }  // namespace stagecraft

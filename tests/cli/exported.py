@@ -91,6 +91,15 @@ class Branches(nn.Module):
         return torch.cond(y.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (y,)) + 1
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.steps, self.last = nn.Linear(8, 8), nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.last(self.steps(self.first(x))[0])
+
+
 def export(model, arguments, keywords=None, dynamic_shapes=None):
     return torch.export.export(model, arguments, keywords, dynamic_shapes=dynamic_shapes, strict=False)
 

@@ -268,11 +268,55 @@ class Model(exported.ExportCase, CommandCase):
                 weights["config"]["steps"]["use_pickle"] = True
         self.refuse_changed(change, "'blocks.1.up.weight' is pickled", "'steps' is pickled")
 
+    def branches(self):
+        return self.saved("branches.pt2", lambda: exported.export(exported.Branches(), (torch.randn(3, 4),)))
+
     def test_higher_order_operators_are_all_named(self):
-        path = self.saved("branches.pt2", lambda: exported.export(exported.Branches(), (torch.randn(3, 4),)))
+        def change(records):
+            records[MODEL] = records[MODEL].replace(b"higher_order.cond", b"higher_order.strict_mode")
+        path = self.rewritten("strict.pt2", change, source=self.branches())
         done = self.command("model", path)
-        self.assert_error(done, UNUSABLE, "operator 'cond' is not supported", "write the model without it")
-        self.assertEqual(done.stderr.count("'cond'"), 2)
+        self.assert_error(done, UNUSABLE, "node 'cond'", "'cond_1'", "operator 'strict_mode' is not supported", "write the model without it")
+        self.assertEqual(done.stderr.count("'strict_mode'"), 2)
+
+    def test_control_flow(self):
+        """One node each, with the work of the dearer branch; a branch that is wrong is named."""
+        report = json.loads(self.output("model", self.branches(), "--format", "json"))
+        work = {one["name"]: one["work"] for one in report["operators"]}
+        self.assertEqual(work["higher_order::cond"], 2 * 3 * 4 * 4 + 10 * 3 * 4)  # a product, and a sine
+        self.assertEqual(report["missing_operators"], [])
+
+    def test_faults_in_control_flow(self):
+        def graphs(records):
+            with self.json_of(records, MODEL) as model:
+                nodes = model["graph_module"]["graph"]["nodes"]
+                yield next(node for node in nodes if node["name"] == "cond")
+
+        def unknown_value(records):
+            for node in graphs(records):
+                node["inputs"][1]["arg"]["as_graph"]["graph"]["nodes"][0]["inputs"][0]["arg"]["as_tensor"]["name"] = "other"
+        self.refuse_changed(unknown_value, "node 'linear' (aten::linear", "'other', which nothing before it makes", source=self.branches())
+
+        def operands(records):
+            for node in graphs(records):
+                node["inputs"][3]["arg"]["as_tensors"].pop()
+        self.refuse_changed(operands, "node 'cond'", "a graph with 5 inputs, but 4 operands", source=self.branches())
+
+        def outputs(records):
+            for node in graphs(records):
+                node["inputs"][1]["arg"]["as_graph"]["graph"]["outputs"] *= 2
+        self.refuse_changed(outputs, "has a body with 2 outputs, but 1 results", source=self.branches())
+
+        def inputs(records):
+            for node in graphs(records):
+                node["inputs"].append({"name": "more", "arg": {"as_bool": True}, "kind": 2})
+        self.refuse_changed(inputs, "node 'cond'", "has more entries than higher_order::cond takes", source=self.branches())
+
+        def marked(records):
+            for node in graphs(records):
+                inner = node["inputs"][1]["arg"]["as_graph"]["graph"]["nodes"]
+                inner.append({"target": "torch.ops.pippy._pipe_split.default", "name": "mark", "inputs": [], "outputs": [], "metadata": {}})
+        self.refuse_changed(marked, "node 'mark': pipe_split() is called inside control flow", source=self.branches())
 
 
 if __name__ == "__main__":

@@ -120,6 +120,28 @@ class Split(exported.ExportCase, CommandCase):
         self.assert_error(done, UNUSABLE, "shares.pt2: ", "(aten::mul_.", "(aten::add_.", "the same memory", "cut elsewhere")
         self.assertEqual(len(json.loads(self.output("split", path, "--stages", 2, "--format", "json"))["stages"]), 2)
 
+    def recurrent(self, change=lambda program: program):
+        def make():
+            return change(exported.export(exported.Recurrent(), (torch.randn(2, 5, 8),)))
+        return self.saved(f"recurrent_{change.__code__.co_firstlineno}.pt2", make)
+
+    def test_too_few_places(self):
+        """The message says what would make more, and it does."""
+        self.assert_error(self.command("split", self.recurrent(), "--stages", 20), UNUSABLE, "too few for 20 stages: ask for fewer",
+                          "program.run_decompositions(), which takes apart node 'lstm'")  # fmt: skip
+        self.output("split", self.recurrent(lambda program: program.run_decompositions()), "--stages", 20)
+        branches = self.saved("branches.pt2", lambda: exported.export(exported.Branches(), (torch.randn(3, 4),)))
+        self.assert_error(self.command("split", branches, "--stages", 9), UNUSABLE, "never cut inside: node 'cond'")
+        shares = self.saved("shares.pt2", lambda: exported.export(exported.Shares(), (torch.randn(3, 4),)))
+        self.assert_error(self.command("split", shares, "--stages", 6), UNUSABLE, "run_decompositions({}), in which nothing is changed",
+                          "node 'mul_'")  # fmt: skip
+        self.output("split", self.saved("copies.pt2", lambda: exported.export(exported.Shares(), (torch.randn(3, 4),)).run_decompositions({})),
+                    "--stages", 6)  # fmt: skip
+
+    def test_one_node_with_most_of_the_work(self):
+        text = self.output("split", self.recurrent(), "--stages", 2)
+        self.assertRegex(text, r"\nnode 'lstm' .* has \d\d % of the work and is never cut inside: save program\.run_decompositions\(\)")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -71,6 +71,12 @@ std::vector<int> marked_places(const Program& program);
 /// empty, `work_of` estimates it. Throws InvalidArgument when there are too few legal cuts.
 std::vector<int> balanced_places(const Program& program, int stages, const std::vector<double>& work = {});
 
+/// What would make more places to cut, as a continuation of a sentence: ", or save program.run_decompositions(), ...";
+/// empty if nothing is known that would.
+std::string ways_to_more_places(const Program& program);
+/// A sentence on a node that alone has more work than an equal share, if it could be taken apart; empty otherwise.
+std::string note_on_large_nodes(const Program& program, const CutProgram& cut);
+
 /// A legal cut at the beginning of a module.
 struct LegalCut {
   int place = 0;

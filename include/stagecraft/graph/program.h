@@ -138,6 +138,8 @@ struct Module {
   int parent = -1;
 };
 
+struct Body;
+
 struct Node {
   std::string name;
   std::string target;  ///< "aten::linear", "aten::add.Tensor"; "_operator.add" and the like as in the file.
@@ -149,12 +151,39 @@ struct Node {
   int context = 0;
   /// Stage annotated in the model, -1 without annotation.
   int stage = -1;
+  /// For control flow ("higher_order::cond", "while_loop", "scan", "map_impl"): the two branches, the condition and the
+  /// body of a loop, or the function of a scan or map. The arguments are the predicate of a branch, or first the
+  /// `carried` values of a loop and then the `sliced` tensors, which are taken apart along their first dimension; the
+  /// others are the same in each iteration.
+  std::vector<Body> bodies;
+  int carried = 0;
+  int sliced = 0;
 
+  [[nodiscard]] bool is_control_flow() const { return !bodies.empty(); }
   [[nodiscard]] const Argument* argument(std::string_view wanted) const;
   /// Every value that the node uses, once per use.
   [[nodiscard]] std::vector<ValueId> uses() const;
   [[nodiscard]] std::vector<ValueId> makes() const;
 };
+
+/// A graph that a node runs: a part of the program that is never cut. Its values are in Program::values; it uses those
+/// of the program around it directly.
+struct Body {
+  /// By argument of the node (for a branch, without its predicate): the value it has inside, or kNoValue where the
+  /// body uses the argument's own value.
+  std::vector<ValueId> formals;
+  std::vector<Node> nodes;
+  std::vector<Argument> outputs;
+};
+
+/// Calls `visit` with each node, and with those in their bodies.
+template <typename Visit>
+void for_each_node(const std::vector<Node>& nodes, const Visit& visit) {
+  for (const Node& node : nodes) {
+    visit(node);
+    for (const Body& body : node.bodies) for_each_node(body.nodes, visit);
+  }
+}
 
 /// A tensor stored in the archive.
 struct StoredTensor {

@@ -21,14 +21,19 @@ class JobsCase(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def run_jobs(self, jobs, say):
-        """Results by name; none has failures, and what `say` makes of each is printed."""
+    def results(self, jobs):
+        """Results by name."""
         with open(self.path("jobs.json"), "w") as file:
             json.dump(jobs, file)
         done = subprocess.run([RUNNER, file.name], capture_output=True, text=True, check=False, timeout=900)
         self.assertEqual(done.returncode, 0, done.stderr)
         results = {result["name"]: result for result in map(json.loads, done.stdout.splitlines())}
         self.assertEqual(len(results), len(jobs))
+        return results
+
+    def run_jobs(self, jobs, say):
+        """Results by name; none has failures, and what `say` makes of each is printed."""
+        results = self.results(jobs)
         for name, result in results.items():
             with self.subTest(name):
                 self.assertEqual(result["failures"], [])

@@ -3,7 +3,8 @@
 //   export_runner JOBS.json    one line of JSON per job goes to standard output
 //
 // A job: {"name", "model": file, "data": file, "tolerance", "microbatches": [...], "stride": cut at every n-th place
-// (1), "cuts": how many random cuts into 3 and 4 stages, "evaluation": bool, "steps": 1}. The data, saved by
+// (1), "cuts": how many random cuts into 3 and 4 stages, "pipelines": [[stages, schedule, ranks], ...] with balanced
+// stages, "evaluation": bool, "steps": 1, "operators": [libraries to load]}. The data, saved by
 // torch.save: {"arguments": [...], "keywords": {...}, "outputs": [...], "gradients": {...}, "buffers": {...}}. The loss
 // is the sum of the sines of all outputs. Other kinds: "train" (losses of some steps), "load" (memory and reading of
 // one stage), "draw" (one step, whose outputs and gradients go to a file).
@@ -264,6 +265,12 @@ class Job {
       std::sort(places.begin(), places.end());
       if (sc::graph::reason_against(whole.program(), places).empty()) cut(places);
     }
+    for (const json& pipeline : job_.value("pipelines", json::array())) {
+      const sc::Pipe pipe(job_.at("model"), {.stages = pipeline[0].get<int>()});
+      for (const int microbatches : job_.at("microbatches")) {
+        try_out(pipe, pipeline[1], pipeline[2], microbatches, pipeline[0].dump() + " stages");
+      }
+    }
     return {{"name", job_.at("name")}, {"runs", runs_},         {"worst", worst_}, {"legal", distinct.size()},
             {"nodes", nodes},          {"failures", failures_}, {"ties", ties_}};
   }
@@ -406,6 +413,7 @@ int main(int argc, char** argv) {
   const json jobs = json::parse(file);
   for (const json& job : jobs) {
     try {
+      for (const std::string library : job.value("operators", json::array())) sc::load_operators(library);
       std::cout << Job(job).run().dump() << std::endl;
     } catch (const std::exception& error) {
       std::cout << json{{"name", job.at("name")}, {"failures", {error.what()}}}.dump() << std::endl;

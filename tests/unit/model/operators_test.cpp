@@ -67,5 +67,17 @@ TEST(Operators, NoneIsBelievedToChangeWhatItLeavesAlone) {
   EXPECT_THAT(wrong, IsEmpty());
 }
 
+TEST(Operators, NamespacesOfLibTorchAreKnown) {
+  std::set<std::string> unknown;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const std::string space = name.name.substr(0, name.name.find("::"));
+    const bool of_tests = space == "_test" || space == "transformers";  // transformers: registered by Stagecraft
+    if (!of_tests && !is_in_libtorch(name.name)) unknown.insert(space);
+  }
+  EXPECT_THAT(unknown, IsEmpty());
+  EXPECT_FALSE(is_in_libtorch("mylib::add"));
+  EXPECT_FALSE(is_in_libtorch("torch._functorch.predispatch._add_batch_dim"));
+}
+
 }  // namespace
 }  // namespace stagecraft::graph

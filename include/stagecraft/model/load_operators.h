@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+namespace stagecraft {
+
+/// Loads a shared library that registers operators (TORCH_LIBRARY), for exported models that use them. Call it before
+/// the model is read. The library stays loaded; loading it again does nothing. Throws FileError, with the reason, for a
+/// file that does not exist, is no shared library of this machine, or needs another LibTorch.
+void load_operators(const std::string& path);
+
+}  // namespace stagecraft
