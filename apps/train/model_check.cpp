@@ -45,7 +45,7 @@ const Input* sparse_parameter(const Options& options, const Program& program, co
 Faults optimizer_faults(const Options& options, const Program& program) {
   Faults faults;
   const bool is_plain = options.optimizer == "sgd" && options.momentum == 0 && options.weight_decay <= 0;
-  for (const Node& node : program.nodes) {
+  graph::for_each_node(program.nodes, [&](const Node& node) {
     const Input* const sparse = sparse_parameter(options, program, node);
     if (sparse != nullptr && !is_plain) {
       faults.add("the gradient of '" + sparse->name + "' is sparse, which " + options.optimizer +
@@ -56,7 +56,7 @@ Faults optimizer_faults(const Options& options, const Program& program) {
                  "' is sparse, which replicas and clipping do not take: leave them out, or export the embedding with "
                  "sparse=False");
     }
-  }
+  });
   if (options.optimizer == "sgd") return faults;
   for (const Input& input : program.inputs) {
     if (is_trained(options, input) && is_complex(input.stored.element)) {
