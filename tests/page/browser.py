@@ -21,7 +21,7 @@ from selenium.webdriver.common.keys import Keys
 
 BIN = os.path.abspath(os.environ["STAGECRAFT_BIN"])
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PATIENCE = 120  # seconds until something that must happen has happened
+PATIENCE = 60  # seconds until something that must happen has happened
 
 
 def command(*args, text=None):

@@ -124,8 +124,9 @@ class Explorer(PageCase):
         self.assertEqual(self.messages(), [])
 
     def test_plan_stops_and_keeps_the_best_so_far(self):
+        self.open("p=8&m=32&f=1.13&i=0.97&w=0.61&lat=0.2")  # takes a while
         self.choose("s", "plan")
-        self.until(lambda: self.js("return stagecraft.search.found && stagecraft.planner_running !== false && stagecraft.reply"))
+        self.until(lambda: self.js("return stagecraft.search.found"))
         self.click("plan-stop")
         self.assertIn("stopped", self.find("plan-status").text)
         self.assertFalse(self.js("return stagecraft.search.running"))
@@ -147,7 +148,7 @@ class Explorer(PageCase):
         self.choose("s", "V-Min")
         self.slide("f", 2)
         self.click("cp")
-        address = self.js("return location.href")
+        address = self.js("stagecraft.flushHash(); return location.href")
         shown = self.js("return [stagecraft.csv(), stagecraft.costs(), stagecraft.reply.span, stagecraft.settings.cp]")
         self.open(address.split("#")[1])
         self.assertEqual(self.js("return [stagecraft.csv(), stagecraft.costs(), stagecraft.reply.span, stagecraft.settings.cp]"), shown)

@@ -125,6 +125,7 @@ class BadInput(PageCase):
     def assert_usable(self):
         self.choose("s", "1F1B")
         self.type("p", 3)
+        self.type("m", 16)
         self.assertEqual(self.figure("Bubble"), "11.11%")
 
     def refused(self, name, text, *words):
@@ -138,7 +139,11 @@ class BadInput(PageCase):
         self.refused("bad.csv", "0F0,0X0\n1F0,1B0\n", "bad.csv", "row 1, column 2", "0X0")
 
     def test_empty_schedule(self):
-        self.refused("empty.csv", "\n", "no rows")
+        self.drop("empty.csv", "\n")
+        self.until(lambda: self.find("verdict").is_displayed())
+        self.assertIn("at least one F", self.find("verdict").text)
+        self.assert_usable()
+        self.refused("nothing.csv", "", "nothing.csv", "no rows")
 
     def test_schedule_with_a_hole(self):
         self.drop("hole.csv", "0F0,0B0\n2F0,2B0\n")
@@ -172,8 +177,7 @@ class BadInput(PageCase):
     def test_many_ranks(self):
         self.type("p", 10000)
         self.until(self.messages)
-        self.assertIn("10000 ranks", self.messages()[0])
-        self.assertIn("at most", self.messages()[0])
+        self.assertIn("at most 1024 ranks, and these are 10000", self.messages()[0])
         self.type("p", 3)
         self.assertEqual(self.messages(), [])
         self.assert_usable()

@@ -9,8 +9,15 @@
 namespace stagecraft::page {
 namespace {
 
+void check_ranks(std::int64_t ranks) {
+  if (ranks <= kMostRanks) return;
+  throw InvalidArgument(
+      fmt::format("the page draws at most {} ranks, and these are {}: use fewer, or the command", kMostRanks, ranks));
+}
+
 /// Refuses a shape before it is made: a generator of this size would take all memory of the page.
 void check_size(const Json& source, int stages_per_rank) {
+  check_ranks(source.at("ranks").get<int>());
   const double actions = 3.0 * source.at("ranks").get<int>() * stages_per_rank * source.at("microbatches").get<int>();
   if (actions <= static_cast<double>(kMostActions)) return;
   throw InvalidArgument(fmt::format(
@@ -33,6 +40,7 @@ std::string file_of(const Json& source) { return source.value("file", source.val
 std::vector<Row> rows_of(const Json& source) {
   std::vector<Row> rows = parse_csv(source.at("csv").get_ref<const std::string&>());
   if (rows.empty()) throw InvalidArgument("it has no rows: a schedule has one line per rank, such as 0F0,0B0");
+  check_ranks(static_cast<std::int64_t>(rows.size()));
   std::int64_t actions = 0;
   for (const Row& row : rows) actions += static_cast<std::int64_t>(row.size());
   if (actions > kMostActions) {

@@ -14,6 +14,7 @@ using cli::Json;
 
 /// The page holds a schedule several times and draws every action: larger ones are for the command.
 inline constexpr std::int64_t kMostActions = 600'000;
+inline constexpr int kMostRanks = 1024;
 
 /// The schedule of {"csv": TEXT, "file": NAME} or of {"name": "1F1B", "ranks": 4, "stages_per_rank": 1, "microbatches":
 /// 8}. Throws as parse_csv, Schedule::from_rows and make_schedule do, and InvalidArgument above kMostActions.

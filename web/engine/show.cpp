@@ -44,10 +44,10 @@ cli::CheckReport examined(const Json& source) {
 
 /// The report, and the lines that the command prints for a refused schedule.
 Json verdict_json(const cli::CheckReport& report) {
-  Json json = {{"report", cli::to_json(report)}, {"error", nullptr}};
+  Json json = {{"report", cli::to_json(report)}, {"refusal", nullptr}};
   if (const Refusal* refusal = report.judgement.refusal(report.models)) {
     const cli::Failure failure = report.judgement.failure(report.file, *refusal);
-    json["error"] = {{"message", cli::printable(failure.what())}, {"details", failure.details()}};
+    json["refusal"] = {{"message", cli::printable(failure.what())}, {"details", failure.details()}};
     json["cycle"] = cli::cycle_json(refusal->cycle);
   }
   return json;

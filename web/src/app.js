@@ -248,7 +248,7 @@ export class App {
         const stages = source.csv ? this.stages() : source.ranks * source.stages_per_rank;
         const scale = source.csv || !scalable(this.settings, this.costsFile) ? 1 : this.settings.v / source.stages_per_rank;
         const reply = this.engine.call('show', { source, costs: this.costs(stages, scale), memory_limit: this.settings.lim, subject: source.file || b });
-        if (!reply.facts) throw new Error(reply.verdict.error.message);
+        if (!reply.facts) throw new Error(reply.verdict.refusal.message);
         box.hidden = false;
         this.second.setActions(new Actions(reply.actions, reply.facts.ranks), {});
         byId('second-title').textContent = source.csv ? source.file : b;
@@ -344,6 +344,12 @@ export class App {
 
   writeHash() {
     this.hash = settingsToHash(this.settings.s === 'file' || this.settings.b === 'file' ? this.settings : { ...this.settings, csv: '' });
+    clearTimeout(this.hashTimer);
+    this.hashTimer = setTimeout(() => this.flushHash(), 120); // to change the address takes longer than to simulate a schedule
+  }
+
+  flushHash() {
+    clearTimeout(this.hashTimer);
     const url = this.hash ? `#${this.hash}` : window.location.pathname + window.location.search;
     try {
       window.history.replaceState(null, '', url);

@@ -26,7 +26,11 @@ export class Chart {
     this.pending = false;
     this.frames = 0;
     view.onChange(() => this.invalidate());
-    new ResizeObserver(() => this.resize()).observe(canvas.parentElement);
+    // Asked once per change of size: to ask the document in every frame would make it lay itself out.
+    new ResizeObserver(([entry]) => {
+      this.room = entry.contentRect.width;
+      this.resize();
+    }).observe(canvas.parentElement);
   }
 
   setActions(actions, { path = null, cycle = null } = {}) {
@@ -40,7 +44,7 @@ export class Chart {
   resize() {
     if (!this.actions) return;
     const ratio = window.devicePixelRatio || 1;
-    const width = Math.max(120, this.canvas.parentElement.clientWidth);
+    const width = Math.max(120, this.room || this.canvas.parentElement.clientWidth);
     this.row = Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(ROOM / Math.max(1, this.actions.ranks))));
     const height = this.row * this.actions.ranks + AXIS;
     this.width = width;

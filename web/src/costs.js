@@ -4,7 +4,9 @@
 const clean = (value) => Number(value.toPrecision(12)); // 0.8 * 3 is 2.4000000000000004 otherwise
 
 export function perStage(settings) {
-  return settings.per ? settings.per.split(';').map((entry) => entry.trim().split(/\s+/).map(Number)) : null;
+  if (!settings.per) return null;
+  const times = settings.per.split(';').map((entry) => entry.trim().split(/\s+/).map(Number));
+  return times.every((entry) => entry.length === 3 && entry.every((time) => time >= 0 && Number.isFinite(time))) ? times : null;
 }
 
 function timesOf(settings, stages) {

@@ -34,6 +34,7 @@ export class Exports {
   copyLink() {
     const { settings } = this.app;
     const left = settings.s === 'file' && !settings.csv ? ' The schedule is too long for it: send the CSV too.' : '';
+    this.app.flushHash();
     this.copy('the link', window.location.href, left);
   }
 

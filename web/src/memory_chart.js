@@ -11,7 +11,10 @@ export class MemoryChart {
     Object.assign(this, { canvas, view, palette, ranks: [], limit: 0, highlighted: -1, pending: false });
     this.context = canvas.getContext('2d');
     view.onChange(() => this.invalidate());
-    new ResizeObserver(() => this.invalidate()).observe(canvas.parentElement);
+    new ResizeObserver(([entry]) => {
+      this.room = entry.contentRect.width;
+      this.invalidate();
+    }).observe(canvas.parentElement);
   }
 
   // `points` are triples of rank, time and memory.
@@ -40,7 +43,7 @@ export class MemoryChart {
 
   paint() {
     const ratio = window.devicePixelRatio || 1;
-    const width = Math.max(120, this.canvas.parentElement.clientWidth);
+    const width = Math.max(120, this.room || this.canvas.parentElement.clientWidth);
     if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(HEIGHT * ratio)) {
       this.canvas.width = Math.round(width * ratio);
       this.canvas.height = Math.round(HEIGHT * ratio);

@@ -8,14 +8,14 @@ export function showVerdict(verdict, { onShowCycle }) {
   const box = byId('verdict');
   box.hidden = !verdict;
   if (!verdict) return;
-  const { report, error } = verdict;
+  const { report, refusal } = verdict;
   box.className = report.ok ? 'ok' : 'refused';
   box.replaceChildren(make('div', { class: 'models' }, make('b', {}, report.ok ? 'Safe: it cannot deadlock' : 'Refused'),
     ...Object.entries(report.models).map(([name, judged]) => make('span', {}, `${judged.ok ? '✓' : '✗'} ${MODEL_TEXT[name] || name}`)),
     make('span', {}, report.verified_form)));
-  if (!error) return;
-  box.append(make('p', {}, error.message));
-  if (error.details) box.append(make('pre', {}, error.details));
+  if (!refusal) return;
+  box.append(make('p', {}, refusal.message));
+  if (refusal.details) box.append(make('pre', {}, refusal.details));
   if (verdict.cycle && verdict.cycle.length > 0 && onShowCycle) {
     box.append(make('button', { type: 'button', id: 'show-cycle', onclick: onShowCycle }, 'Show the cycle on the chart'));
   }
