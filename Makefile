@@ -17,7 +17,7 @@ FAULT_TRIALS ?= 200
 CROSSINGS_SECONDS ?= 600
 
 PACKAGES := cmake ninja-build g++ ccache mold \
-  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev coinor-cbc
+  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev libcpp-httplib-dev coinor-cbc
 TEST_PACKAGES := zsh
 MORE_TEST_PACKAGES := libmpich-dev mpich
 SANITIZER_PACKAGES := clang libclang-rt-dev

@@ -78,8 +78,8 @@ class Numbers(PageCase):
                    "effort": setting.effort, "seed": setting.seed, "costs": setting.costs}
         options = [*setting.shape(), "--placement", setting.placement, "--effort", setting.effort, "--seed", setting.seed, "--time-budget", 600, "--costs", "-"]
         if setting.limited:  # a limit between the smallest peak and that of a known schedule
-            known = self.engine("plan", request)["plan"]["named"]
-            limit = round(min(one["peak"] for one in known) * setting.slack, 3) + 0.001
+            free = self.engine("plan", request)["plan"]
+            limit = round(min([one["peak"] for one in free["named"]] or [free["peak"]["max"]]) * setting.slack, 3) + 0.001
             request["memory_limit"] = limit
             options += ["--memory-limit", limit]
         reply = self.engine("plan", request)

@@ -76,6 +76,7 @@ export class App {
   repaint() {
     this.palette.read();
     if (this.reply) showLegend(this.chart.actions, this.palette);
+    if (this.onTheme) this.onTheme();
     for (const chart of [this.chart, this.second, this.memory, this.measured.chart, this.liveChart]) if (chart) chart.invalidate();
   }
 

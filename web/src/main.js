@@ -6,6 +6,7 @@ import { Engine } from './engine.js';
 import { Exports } from './exports.js';
 import { Files, kindOf } from './files.js';
 import { complain } from './messages.js';
+import { LiveRun } from './live.js';
 import { Planner } from './planner.js';
 
 async function engineBytes() {
@@ -22,6 +23,10 @@ function openEmbedded(app) {
   files.sort((a, b) => rank[a.kind] - rank[b.kind]);
   let schedules = 0;
   for (const { name, text, kind } of files) {
+    if (name === 'stagecraft-live') {
+      app.live = new LiveRun(app, text);
+      continue;
+    }
     if (kind === 'schedule' && schedules++ > 0) app.openSchedule(name, text, true);
     else app.openFile(kind, name, text);
   }
