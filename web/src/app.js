@@ -192,6 +192,7 @@ export class App {
     showVerdict(reply.verdict && this.settings.s === 'file' ? reply.verdict : null, { onShowCycle: this.timed ? () => this.showLoweredCycle(source) : null });
     showLegend(actions, this.palette);
     showFigures(reply, this.settings);
+    byId('memory-part').hidden = !this.timed;
     this.memory.setMemory(reply.memory || [], this.settings.lim);
     byId('memory-facts').textContent = this.timed ? `peak ${short(reply.peak.max)} on rank ${reply.peak.per_rank.indexOf(reply.peak.max)}; the line of a rank is bold when one of its actions is selected` : '';
     this.showSecond(actions.end);

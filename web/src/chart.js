@@ -6,6 +6,7 @@ import { roundStep, short } from './numbers.js';
 import { pixelOf } from './palette.js';
 
 const AXIS = 22;
+const TOP = 5; // for the name of the first rank, which may be taller than its row
 const GUTTER = 58; // for the names of ranks
 const LEAST_ROW = 5;
 const MOST_ROW = 30;
@@ -38,6 +39,13 @@ export class Chart {
     this.path = path;
     this.cycle = cycle;
     if (this.selected >= actions.count) this.selected = -1;
+    [this.longest, this.shortest] = [0, Infinity];
+    for (let i = 0; i < actions.count; ++i) {
+      const took = actions.of(i, 'end') - actions.of(i, 'start');
+      if (actions.of(i, 'kind') > 5 || took === 0) continue;
+      this.longest = Math.max(this.longest, actions.of(i, 'kind2') ? 30 : 3 + Math.floor(Math.log10(1 + actions.of(i, 'stage') * actions.of(i, 'microbatch'))));
+      this.shortest = Math.min(this.shortest, took);
+    }
     this.resize();
   }
 
@@ -46,7 +54,7 @@ export class Chart {
     const ratio = window.devicePixelRatio || 1;
     const width = Math.max(120, this.room || this.canvas.parentElement.clientWidth);
     this.row = Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(ROOM / Math.max(1, this.actions.ranks))));
-    const height = this.row * this.actions.ranks + AXIS;
+    const height = TOP + this.row * this.actions.ranks + AXIS;
     this.width = width;
     this.height = height;
     this.ratio = ratio;
@@ -80,12 +88,12 @@ export class Chart {
   }
 
   rankAt(y) {
-    return Math.floor(y / this.row);
+    return Math.floor((y - TOP) / this.row);
   }
 
   actionAt(x, y) {
     const rank = this.rankAt(y);
-    return x < GUTTER || rank >= this.actions.ranks ? -1 : this.actions.at(rank, this.time(x));
+    return x < GUTTER || rank < 0 || rank >= this.actions.ranks ? -1 : this.actions.at(rank, this.time(x));
   }
 
   // The slot before which an action of this rank would stand if it were dropped at x.
@@ -132,7 +140,7 @@ export class Chart {
       this.paintRow(line, r, scale);
       pixels.fill(0);
       for (let y = 0; y < rowHeight - gap; ++y) pixels.set(line, y * width);
-      this.context.putImageData(image, left, Math.round(r * this.row * ratio));
+      this.context.putImageData(image, left, Math.round((TOP + r * this.row) * ratio));
     }
   }
 
@@ -171,16 +179,17 @@ export class Chart {
     context.textAlign = 'right';
     context.textBaseline = 'middle';
     const every = Math.max(1, Math.ceil(12 / this.row));
-    for (let r = 0; r < this.actions.ranks; r += every) context.fillText(`rank ${r}`, GUTTER - 8, r * this.row + this.row / 2 - 1);
+    for (let r = 0; r < this.actions.ranks; r += every) context.fillText(`rank ${r}`, GUTTER - 8, TOP + r * this.row + this.row / 2 - 1);
   }
 
   paintLabels() {
     const { actions, context, view } = this;
     if (this.row < 12) return;
+    this.labelsInFull = this.narrowest() > 7 * this.longest + 4; // all or none: a chart has one kind of label
     context.textAlign = 'center';
     context.font = `${this.row > 20 ? 11 : 9.5}px system-ui, sans-serif`;
     for (let r = 0; r < actions.ranks; ++r) {
-      const y = r * this.row + this.row / 2 - 1;
+      const y = TOP + r * this.row + this.row / 2 - 1;
       for (let i = this.firstVisible(r); i < actions.first[r + 1]; ++i) {
         if (actions.of(i, 'start') > view.end) break;
         const from = Math.max(GUTTER, this.x(actions.of(i, 'start')));
@@ -193,15 +202,21 @@ export class Chart {
   }
 
   label(i, width) {
-    const text = this.actions.text(i);
-    if (width > 7 * text.length + 4) return text;
+    if (this.labelsInFull) return this.actions.text(i);
     const microbatch = this.actions.of(i, 'microbatch');
-    return microbatch >= 0 && (width > 22 || microbatch < 100) ? String(microbatch) : '';
+    const text = microbatch >= 0 ? String(microbatch) : '';
+    return width > 6.2 * text.length + 2 ? text : '';
+  }
+
+  // The width of the shortest compute in view; long labels must fit it.
+  narrowest() {
+    const scale = this.plotWidth / (this.view.end - this.view.begin);
+    return this.shortest * scale;
   }
 
   paintAxis() {
     const { context, view } = this;
-    const y = this.row * this.actions.ranks + 4;
+    const y = TOP + this.row * this.actions.ranks + 4;
     const step = roundStep(view.end - view.begin, this.plotWidth / 90);
     context.strokeStyle = this.palette.line;
     context.fillStyle = this.palette.quiet;
@@ -221,7 +236,7 @@ export class Chart {
   box(i) {
     const from = this.x(this.actions.of(i, 'start'));
     const to = this.x(this.actions.of(i, 'end'));
-    const y = this.actions.of(i, 'rank') * this.row;
+    const y = TOP + this.actions.of(i, 'rank') * this.row;
     return { from, to, y, height: this.row - (this.row > 8 ? 2 : 1), middle: y + this.row / 2 - 1 };
   }
 
@@ -230,7 +245,7 @@ export class Chart {
     const { context } = this;
     context.save();
     context.beginPath();
-    context.rect(GUTTER - 1, 0, this.width - GUTTER + 1, this.row * this.actions.ranks + 1);
+    context.rect(GUTTER - 1, 0, this.width - GUTTER + 1, TOP + this.row * this.actions.ranks + 1);
     context.clip();
     draw(context);
     context.restore();
@@ -253,23 +268,51 @@ export class Chart {
     });
   }
 
+  // What is not part of the cycle fades; then who waits for whom, from the waiting action to the one it needs.
   paintCycle() {
     this.clipped((context) => {
-      context.strokeStyle = this.palette.danger;
-      context.fillStyle = this.palette.danger;
-      context.lineWidth = 2;
+      const { palette } = this;
+      context.fillStyle = palette.surface;
+      context.globalAlpha = 0.62;
+      context.fillRect(GUTTER, TOP, this.width, this.row * this.actions.ranks);
+      context.globalAlpha = 1;
+      for (const index of new Set(this.cycle.flatMap(({ from, to }) => [from, to]))) this.paintAgain(index);
       for (const { from, to } of this.cycle) {
-        const [a, b] = [this.box(from), this.box(to)];
-        for (const box of [a, b]) context.strokeRect(box.from + 1, box.y + 1, Math.max(3, box.to - box.from - 3), box.height - 2);
-        this.arrow((a.from + a.to) / 2, a.middle, (b.from + b.to) / 2, b.middle);
+        this.arrow(this.box(from), this.box(to), palette.surface, 6);
+        this.arrow(this.box(from), this.box(to), palette.danger, 2.25);
       }
     });
   }
 
-  arrow(x1, y1, x2, y2) {
+  paintAgain(index) {
+    const { actions, context, palette } = this;
+    const [box, shades] = [this.box(index), actions.stagesOnRank[actions.of(index, 'rank')]];
+    const width = Math.max(3, box.to - box.from - 1);
+    context.fillStyle = palette.css(actions.of(index, 'kind'), actions.local[index], shades);
+    context.fillRect(box.from, box.y, width, box.height);
+    context.strokeStyle = palette.danger;
+    context.lineWidth = 2.5;
+    context.strokeRect(box.from + 1, box.y + 1, Math.max(2, width - 2), box.height - 2);
+    if (width < LABEL_WIDTH || this.row < 12) return;
+    context.fillStyle = palette.labelOn(actions.of(index, 'kind'), actions.local[index], shades);
+    context.textAlign = 'center';
+    context.textBaseline = 'middle';
+    context.font = '11px system-ui, sans-serif';
+    context.fillText(this.label(index, width), (box.from + box.to) / 2, box.middle);
+  }
+
+  // Between the facing edges of two cells, so that no label of theirs is covered.
+  arrow(a, b, colour, width) {
     const { context } = this;
-    const bend = Math.max(14, Math.abs(x2 - x1) / 4);
-    const [cx, cy] = [(x1 + x2) / 2 + (y2 > y1 ? bend : -bend), (y1 + y2) / 2];
+    const down = Math.sign(b.y - a.y);
+    const apart = b.from >= a.to - 1 ? 1 : a.from >= b.to - 1 ? -1 : 0;
+    const [x1, x2] = apart > 0 ? [a.to - 2, b.from] : apart < 0 ? [a.from, b.to - 2] : [(a.from + a.to) / 2, (b.from + b.to) / 2];
+    const [y1, y2] = apart !== 0 ? [a.middle, b.middle] : [a.middle + (down * a.height) / 2, b.middle - (down * b.height) / 2];
+    const [cx, cy] = [(x1 + x2) / 2, (y1 + y2) / 2 - (down === 0 ? this.row : 0)];
+    context.strokeStyle = colour;
+    context.fillStyle = colour;
+    context.lineWidth = width;
+    context.lineCap = 'round';
     context.beginPath();
     context.moveTo(x1, y1);
     context.quadraticCurveTo(cx, cy, x2, y2);
@@ -277,7 +320,8 @@ export class Chart {
     const angle = Math.atan2(y2 - cy, x2 - cx);
     context.beginPath();
     context.moveTo(x2, y2);
-    for (const side of [-0.45, 0.45]) context.lineTo(x2 - 9 * Math.cos(angle + side), y2 - 9 * Math.sin(angle + side));
+    for (const turn of [-0.42, 0.42]) context.lineTo(x2 - 10 * Math.cos(angle + turn), y2 - 10 * Math.sin(angle + turn));
+    context.closePath();
     context.fill();
   }
 

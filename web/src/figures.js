@@ -22,7 +22,7 @@ export function showFigures(reply, settings) {
     figure('Lower bound', short(bound), bound === null ? '' : reached ? 'reached' : `+${percent(reply.span / bound - 1, 1)}`, reached ? 'good' : '', 'No schedule of this placement and memory limit has a shorter span'),
     figure('Makespan', short(reply.makespan), '', '', 'From the first action to the last'),
     figure('Peak memory', short(reply.peak.max), settings.lim > 0 ? `of ${short(settings.lim)}` : '', over ? 'bad' : '', 'The most that any rank holds'),
-    figure('Critical path', String(reply.critical.actions), reply.critical.messages > 0 ? `actions, ${short(reply.critical.messages)} in messages` : 'actions', '', 'Only faster actions of this chain shorten the step'),
+    figure('Critical path', String(reply.critical.actions), 'actions', '', `Only faster actions of this chain shorten the step. It computes for ${short(reply.critical.compute)} and waits for messages for ${short(reply.critical.messages)}`),
   );
 }
 

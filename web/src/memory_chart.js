@@ -92,29 +92,31 @@ export class MemoryChart {
     }
   }
 
-  // Steps, at most two points per pixel: what happens between two pixels shows as its extremes.
+  // Steps; what happens within half a pixel shows as its extremes.
   paintRank({ times, values }, bold) {
     const { context } = this;
     context.beginPath();
     let y = this.y(0);
-    let pixel = -1;
+    let pixel = this.x(0);
     let [low, high] = [y, y];
-    context.moveTo(this.x(0), y);
+    const finishPixel = () => {
+      context.lineTo(pixel, low);
+      if (high !== low) context.lineTo(pixel, high);
+      if (y !== high) context.lineTo(pixel, y);
+    };
+    context.moveTo(pixel, y);
     for (let i = 0; i < times.length; ++i) {
       const x = this.x(times[i]);
-      const at = Math.floor(x);
-      const next = this.y(values[i]);
-      if (at !== pixel) {
+      if (x - pixel >= 0.5) {
+        finishPixel();
         context.lineTo(x, y);
+        pixel = x;
         [low, high] = [y, y];
-        pixel = at;
       }
-      if (next < low || next > high) {
-        context.lineTo(x, next);
-        [low, high] = [Math.min(low, next), Math.max(high, next)];
-      }
-      y = next;
+      y = this.y(values[i]);
+      [low, high] = [Math.min(low, y), Math.max(high, y)];
     }
+    finishPixel();
     context.lineTo(this.x(this.view.whole), y);
     context.strokeStyle = bold ? this.palette.accent : this.palette.quiet;
     context.globalAlpha = bold ? 1 : Math.max(0.12, Math.min(0.5, 4 / this.ranks.length));

@@ -19,6 +19,7 @@ export function roundStep(range, count) {
 // Seconds with a unit that keeps them short.
 export function seconds(value) {
   const size = Math.abs(value);
+  if (size < 1e-9) return '0';
   if (size >= 1) return `${short(value)} s`;
   if (size >= 1e-3) return `${Number((1e3 * value).toPrecision(4))} ms`;
   return `${Number((1e6 * value).toPrecision(4))} µs`;
