@@ -17,13 +17,15 @@ FAULT_TRIALS ?= 200
 CROSSINGS_SECONDS ?= 600
 
 PACKAGES := cmake ninja-build g++ ccache mold \
-  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev coinor-cbc
+  libopenmpi-dev openmpi-bin libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libgmock-dev librapidcheck-dev libcpp-httplib-dev coinor-cbc
 TEST_PACKAGES := zsh
 MORE_TEST_PACKAGES := libmpich-dev mpich
 SANITIZER_PACKAGES := clang libclang-rt-dev
+PAGE_PACKAGES := emscripten nlohmann-json3-dev libfmt-dev cmake ninja-build
+PAGE_TEST_PACKAGES := chromium chromium-driver python3-selenium
 LINT_PACKAGES := clang clang-format clang-tidy
 
-.PHONY: help setup packages torch command build install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream test-gpu \
+.PHONY: help setup packages torch command build page test-page install demo test test-all test-rest test-more test-asan test-tsan test-fuzz test-python test-upstream test-gpu \
   crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training together test-sources clean
 
 help:  ## This list
@@ -70,6 +72,21 @@ command: packages  ## Build the command alone (build/bin/stagecraft), without Li
 
 build: setup command  ## Build the libraries and the programs (build/bin/stagecraft, and what `stagecraft train` needs)
 	@cmake --build --preset release -j $(JOBS) --target installed
+
+VERSION := $(shell awk '/^project/ {print $$3}' CMakeLists.txt)
+
+# The engine is compiled by Debian's Emscripten; the page itself is put together by a script of ours.
+page:  ## Build the page: schedules planned, simulated and shown in a browser (build/share/stagecraft/page.html)
+	@$(call install_packages,$(PAGE_PACKAGES))
+	@mkdir -p build && emcmake cmake -G Ninja -S web/engine -B build/engine -DCMAKE_BUILD_TYPE=Release -DSTAGECRAFT_VERSION=$(VERSION) > build/engine.log 2>&1 \
+	  || { cat build/engine.log; exit 1; }
+	@cmake --build build/engine -j $(JOBS)
+	@$(PYTHON) web/build.py build/engine/engine.js build/engine/engine.wasm build/share/stagecraft/page.html
+
+# Debian's Python, since the driver of the browser is one of its packages.
+test-page: page command  ## Drive the page in Debian's Chromium: every control, numbers equal to the command's, the live page
+	@$(call install_packages,$(PAGE_TEST_PACKAGES))
+	@cd tests/page && STAGECRAFT_BIN="$(abspath build/bin/stagecraft)" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -m unittest
 
 # Builds as who calls it; only the copying is done as root, and only where the folder is not one's own.
 install: build  ## Install libraries, headers, CMake package and commands in PREFIX (/usr/local); DESTDIR is respected

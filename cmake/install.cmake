@@ -28,6 +28,9 @@ configure_package_config_file(cmake/StagecraftConfig.cmake.in ${CMAKE_BINARY_DIR
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/StagecraftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/StagecraftConfig.cmake ${CMAKE_BINARY_DIR}/StagecraftConfigVersion.cmake DESTINATION ${package})
 
+# What `make page` has built, if it has.
+install(FILES ${CMAKE_BINARY_DIR}/share/stagecraft/page.html DESTINATION ${CMAKE_INSTALL_DATADIR}/stagecraft OPTIONAL)
+
 set(documents ${CMAKE_INSTALL_DATAROOTDIR}/doc/stagecraft)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${documents})
 install(DIRECTORY docs DESTINATION ${documents})

@@ -42,6 +42,7 @@ std::unique_ptr<Command> make_plan_command(CLI::App& program);
 std::unique_ptr<Command> make_train_command(CLI::App& program);
 std::unique_ptr<Command> make_model_command(CLI::App& program);
 std::unique_ptr<Command> make_split_command(CLI::App& program);
+std::unique_ptr<Command> make_page_command(CLI::App& program);
 std::unique_ptr<Command> make_completion_command(CLI::App& program);
 
 }  // namespace stagecraft::cli

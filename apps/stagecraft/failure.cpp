@@ -40,7 +40,9 @@ Failure bug(const std::string& subject, std::string_view what) {
   return {kInternal, with_subject(subject, fmt::format("{}: {}", what, kPleaseReport))};
 }
 
-Failure failure_in_flight(const std::string& subject) {
+}  // namespace
+
+Failure current_failure(const std::string& subject) {
   try {
     throw;
   } catch (const Failure& failure) {
@@ -59,8 +61,6 @@ Failure failure_in_flight(const std::string& subject) {
     return bug(subject, error.what());
   }
 }
-
-}  // namespace
 
 std::string located(std::string_view subject, RankId rank, int step, std::string_view message) {
   std::string line(subject);
@@ -92,7 +92,7 @@ void print_error(std::string_view line, std::string_view details) noexcept {
 
 int report_exception(const std::string& subject) noexcept {
   try {
-    const Failure failure = failure_in_flight(subject);
+    const Failure failure = current_failure(subject);
     print_error(failure.what(), failure.details());
     return failure.code();
   } catch (const std::bad_alloc&) {

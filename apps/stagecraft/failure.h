@@ -37,6 +37,10 @@ std::string located(std::string_view subject, RankId rank, int step, std::string
 /// The failure for a refused schedule: the message, then as details the cycle of waiting ranks and the table excerpt.
 Failure refused(std::string_view subject, const Refusal& refusal);
 
+/// Call in a catch block: the current exception as a failure, whose line begins with `subject`, usually the input file,
+/// unless the message names it. Rethrows std::bad_alloc.
+Failure current_failure(const std::string& subject);
+
 /// Writes "stagecraft: LINE" and the details to standard error.
 void print_error(std::string_view line, std::string_view details = {}) noexcept;
 

@@ -77,7 +77,7 @@ std::vector<std::unique_ptr<Command>> make_commands(CLI::App& program) {
   for (auto* make :
        {make_list_command, make_schedule_command, make_lower_command, make_check_command, make_show_command,
         make_costs_command, make_profile_command, make_simulate_command, make_compare_command, make_plan_command,
-        make_model_command, make_split_command, make_train_command, make_completion_command}) {
+        make_page_command, make_model_command, make_split_command, make_train_command, make_completion_command}) {
     commands.push_back(make(program));
   }
   return commands;

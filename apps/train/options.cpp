@@ -239,6 +239,11 @@ void add_file_options(CLI::App& parser, Options& options) {
   files.file("--losses", options.losses, ".csv", "The loss of every step");
   files.file("--metrics", options.metrics, ".jsonl",
              "Every step: loss, norm of the gradients, speed, memory, idle time");
+  files.count("--page", options.page, "Show the run on a page at this port, or the next that is free")
+      ->type_name("PORT");
+  files.add("--page-host", options.page_host, "Where the page listens; the default lets in this machine alone")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
   files.count("--report", options.report, "Print every so many steps, if the output is no terminal");
 }
 
@@ -270,6 +275,8 @@ void check(const Options& options, const CLI::App& parser) {
   const bool saves = !options.save.empty() || !options.checkpoints.empty();
   if (options.resume && !saves) refuse("--resume goes on from --save or --checkpoints: give one of them");
   if (options.new_data && !options.resume) refuse("--new-data is about --resume: give that too");
+  if (options.page > 65535) refuse("--page is a port from 1 to 65535");
+  if (given("--page-host") && options.page == 0) refuse("--page-host is about --page: give that too");
   if (options.new_rate && !options.resume) refuse("--new-lr is about --resume: give that too");
   if (options.save_every > 0 && !saves) refuse("--save-every needs --save or --checkpoints: give one of them");
   if (!options.save.empty() && !options.checkpoints.empty()) {

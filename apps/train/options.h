@@ -90,6 +90,8 @@ struct Options {
   std::string save_program;
   std::string losses;   ///< A CSV file.
   std::string metrics;  ///< A file of JSON lines.
+  int page = 0;         ///< Port of a page that shows the run; 0: none.
+  std::string page_host = "127.0.0.1";
   std::int64_t report = 10;
 
   /// Rows of one update of the parameters, over all replicas.

@@ -24,6 +24,7 @@
 #include "stagecraft/runtime/split.h"
 #include "stagecraft/runtime/together.h"
 #include "stagecraft/training/fast_step.h"
+#include "stagecraft/watch/live_run.h"
 
 namespace stagecraft::train {
 namespace {
@@ -209,6 +210,7 @@ class Run {
       evaluated = evaluation_ && (step_ == options_.steps || is_due(options_.eval_every));
       if (evaluated) facts.eval_loss = evaluation_->run(world_, pipeline_);
       metrics_.end_step(facts);
+      if (live_) live_->end_step(step_, facts.loss, facts.tokens_per_second);
       progress_.step(step_, facts.loss, facts.eval_loss);
       saved = is_due(options_.save_every) && saves_.are_wanted();
       if (saved) save();
@@ -261,11 +263,24 @@ class Run {
     if (beginning.from) resume(*beginning.from, beginning.rows_taken);
     progress_.begin(step_);
     metrics_.begin(step_);
+    if (options_.page > 0) open_page();
     if (beginning.from) {
       progress_.say("going on from step " + std::to_string(step_) + " of " + *beginning.from + ", after " +
                     std::to_string(beginning.rows_taken) + " rows of data");
     }
     if (step_ == 0) progress_.say(pipe.summary());
+  }
+
+  void open_page() {
+    live_.emplace(world_, pipeline_,
+                  LiveRunOptions{.page = {.port = options_.page, .host = options_.page_host},
+                                 .title = std::filesystem::path(options_.model).filename().string(),
+                                 .steps = options_.steps,
+                                 .records_always = metrics_.is_on()});
+    if (live_->page() == nullptr) return;
+    const bool moved = live_->page()->port() != options_.page;
+    progress_.say((moved ? "port " + std::to_string(options_.page) + " is in use; page: " : "page: ") +
+                  live_->page()->url());
   }
 
   void resume(const std::string& path, std::int64_t rows_taken) {
@@ -398,6 +413,7 @@ class Run {
   std::optional<Evaluation> evaluation_;
   Metrics metrics_;
   Progress progress_;
+  std::optional<LiveRun> live_;
   std::int64_t step_ = 0;
   DataPosition position_;
 };

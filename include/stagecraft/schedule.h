@@ -17,6 +17,7 @@
 #include "stagecraft/sim/memory_model.h"    // IWYU pragma: export
 #include "stagecraft/sim/profile.h"         // IWYU pragma: export
 #include "stagecraft/sim/simulator.h"       // IWYU pragma: export
+#include "stagecraft/sim/slack.h"           // IWYU pragma: export
 #include "stagecraft/sim/step_simulator.h"  // IWYU pragma: export
 #include "stagecraft/sim/what_if.h"         // IWYU pragma: export
 #include "stagecraft/view/render.h"         // IWYU pragma: export

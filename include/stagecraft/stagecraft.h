@@ -18,3 +18,4 @@
 #include "stagecraft/training/fast_step.h"         // IWYU pragma: export
 #include "stagecraft/training/learning_rate.h"     // IWYU pragma: export
 #include "stagecraft/training/parameter_groups.h"  // IWYU pragma: export
+#include "stagecraft/watch/live_run.h"             // IWYU pragma: export

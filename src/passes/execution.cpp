@@ -81,7 +81,7 @@ class RendezvousReplay {
   explicit RendezvousReplay(const Schedule& schedule)
       : schedule_(schedule),
         // Large enough if every slot is a message, plus an end mark per row. Pages never written take no memory.
-        ends_(std::make_unique_for_overwrite<End[]>(schedule.slots() + schedule.rows.size())) {
+        ends_(new End[schedule.slots() + schedule.rows.size()]) {
     End* begin = ends_.get();
     for (const Row& row : schedule.rows) {
       begin_.push_back(begin);

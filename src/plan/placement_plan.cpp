@@ -216,9 +216,21 @@ SearchResult PlacementPlan::race(const Problem& problem, const std::vector<Famil
                        .lower_bound = options.lower_bound,
                        .seconds = seconds_()});
   };
+  if (request_.improved && problem.microbatches == request_.microbatches) {
+    options.improved = [&](const Policy& policy) {
+      Dispatcher dispatcher(problem);
+      dispatcher.run(policy);
+      const Schedule schedule = to_schedule(placement_, problem.microbatches, dispatcher.rows());
+      show(schedule, simulate(schedule, request_.costs));
+    };
+  }
   SearchResult found = search(problem, families, options);
   result_.trials += found.trials;
   return found;
+}
+
+void PlacementPlan::show(const Schedule& schedule, const Simulation& simulation) const {
+  if (request_.improved && fits(simulation)) request_.improved(schedule, simulation);
 }
 
 double PlacementPlan::polished(const Problem& problem, const std::vector<Candidate>& candidates, double effort) {
@@ -248,6 +260,7 @@ double PlacementPlan::consider(Schedule schedule, const std::string& origin) {
   result_.schedule = std::move(schedule);
   result_.simulation = std::move(simulation);
   result_.origin = origin;
+  show(result_.schedule, result_.simulation);
   return 0;
 }
 
@@ -257,6 +270,7 @@ void PlacementPlan::add_named() {
     least_peak_ = std::min(least_peak_, simulation.peak_memory());
     const bool fitting = fits(simulation);
     has_known_ = has_known_ || fitting;
+    show(schedule, simulation);
     result_.named.push_back({schedule.name, std::move(simulation), fitting});
     return !has_known_ || !cancelled();
   });

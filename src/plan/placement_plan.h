@@ -24,6 +24,8 @@ class PlacementPlan {
  private:
   [[nodiscard]] bool cancelled() const;
   [[nodiscard]] bool fits(const Simulation& simulation) const;
+  /// Tells the caller about a schedule that fits.
+  void show(const Schedule& schedule, const Simulation& simulation) const;
   [[nodiscard]] bool counts_buffers() const;
 
   void plan_around_buffers();

@@ -76,6 +76,19 @@ PlanResult better(PlanResult first, PlanResult second) {
   return std::move(winner);
 }
 
+/// The request, with `improved` called only for schedules shorter than those of all placements before.
+PlanRequest with_shorter_only(const PlanRequest& request) {
+  PlanRequest filtered = request;
+  if (!request.improved) return filtered;
+  filtered.improved = [&request, best = std::numeric_limits<double>::infinity()](const Schedule& schedule,
+                                                                                 const Simulation& simulation) mutable {
+    if (simulation.span >= best * (1 - 1e-12)) return;
+    best = simulation.span;
+    request.improved(schedule, simulation);
+  };
+  return filtered;
+}
+
 }  // namespace
 
 std::vector<Placement> detail::placements_of(const PlanRequest& request) {
@@ -113,6 +126,7 @@ PlanResult plan(const PlanRequest& request) {
     detail::check_limit(request, placement);
     if (request.exact) check_exact_size(placement, request.microbatches);
   }
+  const PlanRequest watched = with_shorter_only(request);
   const std::function<double()> seconds = [start = seconds_now()] { return seconds_now() - start; };
   std::optional<PlanResult> best;
   std::optional<InfeasibleLimit> refused;
@@ -123,7 +137,7 @@ PlanResult plan(const PlanRequest& request) {
     }
     const double budget = request.time_budget * static_cast<double>(i + 1) / static_cast<double>(placements.size());
     try {
-      PlanResult result = detail::PlacementPlan(request, placements[i], seconds, budget).run();
+      PlanResult result = detail::PlacementPlan(watched, placements[i], seconds, budget).run();
       best = best ? better(std::move(*best), std::move(result)) : std::move(result);
     } catch (const InfeasibleLimit& error) {
       if (!refused || error.smallest() < refused->smallest()) refused = error;

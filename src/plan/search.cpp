@@ -184,7 +184,23 @@ class Race {
                      [](const Climber& a, const Climber& b) { return a.value() < b.value(); });
   }
 
-  void report(double part) { options_.progress(best_span(), part); }
+  void report(double part) {
+    show_best();
+    options_.progress(best_span(), part);
+  }
+
+  void show_best() {
+    if (!options_.improved) return;
+    const Climber* best = nullptr;
+    for (const League& league : leagues_) {
+      if (!league.empty() && (best == nullptr || league.front().outcome().span < best->outcome().span)) {
+        best = &league.front();
+      }
+    }
+    if (best == nullptr || best->outcome().span >= shown_span_) return;
+    shown_span_ = best->outcome().span;
+    options_.improved(best->best());
+  }
 
   /// A new seed for every block search and climber.
   std::uint64_t random_seed() { return options_.seed * (kBlockSearches + 2 * kStartsPerLeague) + seeds_given_++; }
@@ -193,6 +209,7 @@ class Race {
   const SearchOptions& options_;
   Workers workers_;
   double best_start_ = std::numeric_limits<double>::infinity();
+  double shown_span_ = std::numeric_limits<double>::infinity();  // of the last call of `improved`
   /// One league for the given starts, one for blocks. Known schedules are good from the start, blocks may become better
   /// later, so they are not compared before the final rounds. The best climber of each league comes first.
   std::vector<League> leagues_;

@@ -21,6 +21,8 @@ struct SearchOptions {
   std::function<bool()> cancelled = [] { return false; };
   /// Called between rounds, on the calling thread, with the best span so far and the fraction of the effort spent.
   std::function<void(double, double)> progress = [](double, double) {};
+  /// Called before `progress` with the best policy, if it is better than at the call before; may be empty.
+  std::function<void(const Policy&)> improved;
 };
 
 /// Similar policies, such as a known schedule that is followed more or less strictly. The best few of each family

@@ -15,7 +15,7 @@ constexpr std::size_t kMaxCell = 96;  // the longest action has 53 characters
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 /// The cell, quoted for an error message: printable, on one line, at most 40 bytes of it.
-std::string quoted(std::string_view cell) {
+std::string shown_cell(std::string_view cell) {
   constexpr std::size_t kShown = 40;
   std::string text = "'";
   for (const char c : cell.substr(0, kShown)) {
@@ -119,7 +119,7 @@ void CsvReader::end_row() {
 void CsvReader::refuse(std::string_view rule) const {
   const int row = static_cast<int>(rows_.size()) + 1;
   const int column = static_cast<int>(row_.size()) + 1;
-  throw ParseError("row " + std::to_string(row) + ", column " + std::to_string(column) + ": " + quoted(cell_) +
+  throw ParseError("row " + std::to_string(row) + ", column " + std::to_string(column) + ": " + shown_cell(cell_) +
                        " is not an action: " + std::string(rule),
                    row, column);
 }

@@ -229,7 +229,9 @@ double predicted_period(const Profile& profile, const Schedule& schedule) {
   std::vector<double> periods;
   for (std::size_t run = 0; run < runs; ++run) {
     const Costs costs = steps > 0 ? at_paces(profile.costs, profile.paces[run * steps / runs]) : profile.costs;
-    periods.push_back(simulate(schedule, costs, {.jitter = profile.jitter, .seed = run * kMaxRanks}).makespan);
+    periods.push_back(
+        simulate(schedule, costs, {.jitter = profile.jitter, .seed = static_cast<std::uint64_t>(run * kMaxRanks)})
+            .makespan);
   }
   return median(periods);
 }

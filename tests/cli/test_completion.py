@@ -11,7 +11,7 @@ import unittest
 
 from command_case import OK, TIMEOUT, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "model", "split",
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "page", "model", "split",
             "train", "completion"]
 
 

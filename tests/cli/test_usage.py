@@ -5,7 +5,7 @@ import unittest
 
 from command_case import UNUSABLE, CommandCase
 
-COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "model", "split",
+COMMANDS = ["list", "schedule", "lower", "check", "show", "costs", "profile", "simulate", "compare", "plan", "page", "model", "split",
             "train", "completion"]
 
 

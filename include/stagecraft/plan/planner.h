@@ -45,6 +45,9 @@ struct PlanRequest {
   int threads = 0;
   /// Called from time to time, on the thread that called `plan`.
   std::function<void(const PlanProgress&)> progress;
+  /// Called on the thread that called `plan` with every schedule that keeps the memory limit and is shorter than those
+  /// before, while the search goes on. The result does not depend on it.
+  std::function<void(const Schedule&, const Simulation&)> improved;
   /// Called often, from any thread; returning true ends the search with the best schedule so far.
   std::function<bool()> stop;
 };
