@@ -6,6 +6,7 @@
 
 #include "calling.h"
 #include "interpreter.h"
+#include "stagecraft/model/pipe.h"
 
 namespace stagecraft {
 namespace {
