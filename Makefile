@@ -84,9 +84,9 @@ page:  ## Build the page: schedules planned, simulated and shown in a browser (b
 	@$(PYTHON) web/build.py build/engine/engine.js build/engine/engine.wasm build/share/stagecraft/page.html
 
 # Debian's Python, since the driver of the browser is one of its packages.
-test-page: page command  ## Drive the page in Debian's Chromium: every control, numbers equal to the command's, the live page
+test-page: build page  ## Drive the page in Debian's Chromium: every control, numbers equal to the command's, the live page
 	@$(call install_packages,$(PAGE_TEST_PACKAGES))
-	@cd tests/page && STAGECRAFT_BIN="$(abspath build/bin/stagecraft)" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -m unittest
+	@cd tests/page && STAGECRAFT_PAGE_PICTURES="$(if $(PICTURES),$(abspath $(PICTURES)))" STAGECRAFT_BIN="$(abspath build/bin/stagecraft)" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -m unittest
 
 # Builds as who calls it; only the copying is done as root, and only where the folder is not one's own.
 install: build  ## Install libraries, headers, CMake package and commands in PREFIX (/usr/local); DESTDIR is respected

@@ -59,6 +59,7 @@ export class Controls {
     byId('costs-file').hidden = !costsFile;
     byId('sliders').hidden = Boolean(costsFile);
     byId('lat').closest('.slider').hidden = Boolean(costsFile);
+    for (const key of ['act', 'wg']) byId(key).disabled = Boolean(costsFile);
     if (costsFile) byId('costs-file').firstElementChild.textContent = `Costs from ${costsFile.name}.`;
     this.showWhatIf(settings, stages);
     this.showStages(settings, stages);

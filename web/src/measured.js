@@ -59,7 +59,7 @@ export class Measured {
     const rows = losses.map((loss) => ({ ...loss, lost: loss.measured - loss.planned })).sort((a, b) => b.lost - a.lost).slice(0, 12);
     byId('losses').replaceChildren(make('tr', {}, ...['Stage', 'Kind', 'Count', 'Measured', 'Planned', 'Lost'].map((text, at) => make('th', { class: at > 1 ? 'n' : null }, text))),
       ...rows.map((row) => make('tr', {}, make('td', {}, `${row.stage} (rank ${row.rank})`), make('td', {}, row.kind), make('td', { class: 'n' }, String(row.count)),
-        make('td', { class: 'n' }, seconds(row.measured)), make('td', { class: 'n' }, seconds(row.planned)), make('td', { class: row.lost > 0 ? 'n over' : 'n' }, seconds(row.lost)))));
+        make('td', { class: 'n' }, seconds(row.measured)), make('td', { class: 'n' }, seconds(row.planned)), make('td', { class: row.lost > 1e-9 ? 'n over' : 'n' }, seconds(row.lost)))));
   }
 
   drawRanks(measured, planned, took, makespan) {

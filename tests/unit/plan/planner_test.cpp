@@ -128,6 +128,28 @@ TEST(Planner, ReportsProgress) {
   EXPECT_GT(calls, 4);
 }
 
+TEST(Planner, TellsOfEachBetterScheduleAndOfTheResultLast) {
+  for (const double limit : {0.0, 9.0}) {
+    PlanRequest r = request(4, 9, PlacementChoice::kAny, limit);
+    r.stages_per_rank = 2;
+    const PlanResult silent = plan(r);
+    std::vector<double> spans;
+    Schedule last;
+    r.improved = [&](const Schedule& schedule, const Simulation& simulation) {
+      require_valid(schedule);
+      EXPECT_TRUE(limit == 0 || simulation.peak_memory() <= limit + 1e-6);
+      spans.push_back(simulation.span);
+      last = schedule;
+    };
+    const PlanResult told = plan(r);
+    EXPECT_EQ(to_csv(told.schedule), to_csv(silent.schedule));
+    ASSERT_FALSE(spans.empty());
+    for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_LT(spans[i], spans[i - 1]);
+    EXPECT_NEAR(spans.back(), told.simulation.span, 1e-9);
+    EXPECT_EQ(last.rows.size(), told.schedule.rows.size());
+  }
+}
+
 TEST(Planner, AnImpossibleLimitNamesTheSmallestThatIsPossible) {
   PlanRequest r = request(4, 8, PlacementChoice::kV, 1.5);
   EXPECT_THAT(message_of([&] { plan(r); }), AllOf(HasSubstr("1.5 is too small"), HasSubstr("2 here")));
