@@ -21,6 +21,19 @@ class Recurrent(nn.Module):
         return self.last(torch.relu(self.second(y))) + state.sum(0).sum(-1)[:, None, None]
 
 
+class Normalised(nn.Module):
+    """Instance normalisation with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)
+        nn.init.uniform_(self.norm.running_mean)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
 class Experts(nn.Module):
     """Rows sorted by expert, a grouped product each; expert 2 gets no row."""
 

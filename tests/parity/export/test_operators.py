@@ -45,6 +45,22 @@ class Operators(programs.ProgramsCase):
         self.assertGreater(results["decomposed_lstm_64"]["legal"], 5 * results["lstm_64"]["legal"],
                            "more places to cut, as the message says")  # fmt: skip
 
+    def test_evaluation(self):
+        """Exported for training and evaluated: dropout between recurrent layers does nothing, and statistics are used."""
+        all_jobs = []
+        models = {kind.lower(): recurrent.Recurrent(kind, dropout=0.5) for kind in ("LSTM", "GRU", "RNN")}
+        for name, model in {**models, "instance_norm": recurrent.Normalised()}.items():
+            torch.manual_seed(8)
+            path, arguments = self.path(name + "_eval"), [one.double() for one in sequences()]
+            programs.export(model.double().train(), arguments, {}, path + ".pt2")
+            with torch.no_grad():
+                outputs = [model.eval()(*arguments)]
+            torch.save({"arguments": arguments, "keywords": {}, "outputs": outputs, "gradients": {},
+                        "buffers": dict(model.named_buffers())}, path + ".data")  # fmt: skip
+            all_jobs.append({"name": name, "model": path + ".pt2", "data": path + ".data", "tolerance": 1e-12, "microbatches": [1],
+                             "evaluation": True, "stride": 4})  # fmt: skip
+        self.compare(all_jobs)
+
     def exported(self, name, model, **how):
         path = self.path(name + ".pt2")
         programs.export(model.train(), sequences(), {}, path, **how)
