@@ -55,6 +55,18 @@ class Experts(nn.Module):
         return self.last(torch.cat([y, back.reshape(x.shape[0], 6, 6)], -1)[..., -WIDTH:] + y)
 
 
+class Groups(nn.Module):
+    """A grouped product whose groups end at these rows."""
+
+    def __init__(self, ends):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6, WIDTH))
+        self.register_buffer("ends", torch.tensor(ends, dtype=torch.int32))
+
+    def forward(self, x):
+        return torch.ops.transformers.grouped_mm_fallback(x, self.weight, self.ends)
+
+
 class Custom(nn.Module):
     def __init__(self):
         super().__init__()
