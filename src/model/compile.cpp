@@ -33,7 +33,13 @@ void prepare_evaluation(const Node& node, const c10::FunctionSchema& schema, Mod
     const std::optional<int> position = schema.argumentIndexWithName(name);
     if (position) instruction.in_evaluation.emplace_back(static_cast<std::uint32_t>(*position), value);
   };
-  if (node.target.find("dropout") != std::string::npos) set("train", false);
+  // Recurrent layers have dropout between them.
+  const bool recurrent = node.target.starts_with("aten::lstm") || node.target.starts_with("aten::gru") ||
+                         node.target.starts_with("aten::rnn_");
+  if (recurrent || node.target.find("dropout") != std::string::npos) set("train", false);
+  const graph::Argument* mean = node.argument("running_mean");
+  const bool tracks = mean != nullptr && std::holds_alternative<graph::Use>(*mean);
+  if (tracks && node.target.starts_with("aten::instance_norm")) set("use_input_stats", false);
   if (node.target.find("batch_norm") != std::string::npos || node.target.starts_with("aten::rrelu"))
     set("training", false);
   set("dropout_p", 0.0);

@@ -14,6 +14,8 @@ import zipfile
 
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 
 class Base(nn.Module):
@@ -51,6 +53,21 @@ class Changes(Base):
         return left + right + self.count.sum()
 
 
+class Bodies(Base):
+    """Control flow, nested, over weights and a buffer."""
+
+    def forward(self, x):
+        def step(state, row):
+            state = torch.cond(self.count.sum() > 0, lambda s: self.a(s), lambda s: s * 2, (state + row,))
+            return state, state.sin()
+
+        def body(i, y):
+            return i + 1, self.b(y)
+
+        last, rows = scan(step, x[0], x)
+        return while_loop(lambda i, y: i < 2, body, (torch.zeros((), dtype=torch.long), rows))[1] + last
+
+
 def plain(value):
     """Without traces and what else nobody reads."""
     if isinstance(value, dict):
@@ -70,7 +87,8 @@ def stripped(data):
 def main(folder):
     folder.mkdir(exist_ok=True)
     batch = torch.export.Dim("batch", min=2, max=8)
-    cases = {"plain": (Plain(), {}, None), "sizes": (Sizes(), {}, {"x": {0: batch}}), "changes": (Changes(), {"flag": True}, None)}
+    cases = {"plain": (Plain(), {}, None), "sizes": (Sizes(), {}, {"x": {0: batch}}), "changes": (Changes(), {"flag": True}, None),
+             "bodies": (Bodies(), {}, None)}
     for name, (model, keywords, shapes) in cases.items():
         program = torch.export.export(model, (torch.randn(3, 2),), keywords, dynamic_shapes=shapes, strict=False)
         whole = io.BytesIO()

@@ -21,6 +21,19 @@ class Recurrent(nn.Module):
         return self.last(torch.relu(self.second(y))) + state.sum(0).sum(-1)[:, None, None]
 
 
+class Normalised(nn.Module):
+    """Instance normalisation with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)
+        nn.init.uniform_(self.norm.running_mean)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
 class Experts(nn.Module):
     """Rows sorted by expert, a grouped product each; expert 2 gets no row."""
 
@@ -40,6 +53,18 @@ class Experts(nn.Module):
         made.add_(1)
         back = torch.zeros_like(made).index_copy(0, order, made)
         return self.last(torch.cat([y, back.reshape(x.shape[0], 6, 6)], -1)[..., -WIDTH:] + y)
+
+
+class Groups(nn.Module):
+    """A grouped product whose groups end at these rows."""
+
+    def __init__(self, ends):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6, WIDTH))
+        self.register_buffer("ends", torch.tensor(ends, dtype=torch.int32))
+
+    def forward(self, x):
+        return torch.ops.transformers.grouped_mm_fallback(x, self.weight, self.ends)
 
 
 class Custom(nn.Module):

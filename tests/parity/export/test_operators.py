@@ -1,6 +1,8 @@
 """Operators that are not LibTorch's own, and recurrent ones: results are those of the exported program in Python."""
 
 import os
+import pathlib
+import shutil
 import subprocess
 import unittest
 
@@ -45,6 +47,33 @@ class Operators(programs.ProgramsCase):
         self.assertGreater(results["decomposed_lstm_64"]["legal"], 5 * results["lstm_64"]["legal"],
                            "more places to cut, as the message says")  # fmt: skip
 
+    def test_evaluation(self):
+        """Exported for training and evaluated: dropout between recurrent layers does nothing, and statistics are used."""
+        all_jobs = []
+        models = {kind.lower(): recurrent.Recurrent(kind, dropout=0.5) for kind in ("LSTM", "GRU", "RNN")}
+        for name, model in {**models, "instance_norm": recurrent.Normalised()}.items():
+            torch.manual_seed(8)
+            path, arguments = self.path(name + "_eval"), [one.double() for one in sequences()]
+            programs.export(model.double().train(), arguments, {}, path + ".pt2")
+            with torch.no_grad():
+                outputs = [model.eval()(*arguments)]
+            torch.save({"arguments": arguments, "keywords": {}, "outputs": outputs, "gradients": {},
+                        "buffers": dict(model.named_buffers())}, path + ".data")  # fmt: skip
+            all_jobs.append({"name": name, "model": path + ".pt2", "data": path + ".data", "tolerance": 1e-12, "microbatches": [1],
+                             "evaluation": True, "stride": 4})  # fmt: skip
+        self.compare(all_jobs)
+
+    def test_wrong_groups(self):
+        """Refused when it runs, with the node's name."""
+        for name, ends in (("descending", [4, 2, 8, 8]), ("too far", [4, 4, 8, 100])):
+            path = self.path(name.replace(" ", "_"))
+            programs.export(recurrent.Groups(ends).double(), [torch.randn(8, 6, dtype=torch.float64)], {}, path + ".pt2")
+            torch.save({"arguments": [torch.zeros(8, 6, dtype=torch.float64)], "keywords": {}, "outputs": [], "gradients": {},
+                        "buffers": {}}, path + ".data")  # fmt: skip
+            (result,) = self.results([{"name": name, "model": path + ".pt2", "data": path + ".data", "tolerance": 0,
+                                       "microbatches": [1], "stride": 64}]).values()  # fmt: skip
+            self.assertRegex(result["failures"][0], r"node 'grouped_mm_fallback' .*: group \d ends at row \d+, but must end between")
+
     def exported(self, name, model, **how):
         path = self.path(name + ".pt2")
         programs.export(model.train(), sequences(), {}, path, **how)
@@ -88,7 +117,15 @@ class Operators(programs.ProgramsCase):
         self.assertIn("loss", self.train(custom, "--load", LIBRARY, "--load", LIBRARY))
         self.assert_in(self.train(self.exported("vmap", recurrent.Mapped()), code=2), "run_decompositions({})")
         self.assert_in(self.train(custom, "--load", self.path("none.so"), code=2), "none.so: no such file")
-        self.assert_in(self.train(custom, "--load", data, code=2), f"{data}: cannot be loaded: it is no shared library")
+        self.assert_in(self.train(custom, "--load", data, code=2), f"{data}: it is no shared library", "TORCH_LIBRARY")
+        copies = {name: self.path(name) for name in ("copy.so", "short.so", "shorter.so")}
+        shutil.copy(LIBRARY, copies["copy.so"])
+        whole = pathlib.Path(LIBRARY).read_bytes()
+        for name, length in (("short.so", len(whole) // 2), ("shorter.so", 3000)):
+            pathlib.Path(copies[name]).write_bytes(whole[:length])
+            self.assert_in(self.train(custom, "--load", copies[name], code=2), f"{name}: it is a shared library whose end is missing")
+        self.assert_in(self.train(custom, "--load", LIBRARY, "--load", copies["copy.so"], code=2), "copy.so: cannot register its operators",
+                       "stagecraft_test")  # fmt: skip
         self.assert_in(self.train(custom, "--load", self.folder, code=2), "not a file")
 
 
