@@ -40,7 +40,7 @@ class Live(PageCase):
 
     def train(self, *options, steps, page=None):
         """Starts a run; returns it and the lines it has printed so far, which grow."""
-        words = [BIN, "train", self.folder / "language.pt2", "--data", self.folder / "text.safetensors", "--ranks", 4, "--schedule", "1F1B", "--microbatches", 8, "--batch", 32,
+        words = [BIN, "train", self.folder / "language.pt2", "--data", self.folder / "text.npy", "--ranks", 4, "--schedule", "1F1B", "--microbatches", 8, "--batch", 32, "--threads", 1,
                  "--steps", steps, "--report", 100, "--losses", self.folder / "losses.csv", *options]
         if page:
             words += ["--page", page]
@@ -93,7 +93,7 @@ class Live(PageCase):
         self.browser.get_log("browser")  # a page whose server was killed may say so
 
     def test_page_says_that_the_run_has_ended(self):
-        run, lines = self.train(steps=400, page=free_port())
+        run, lines = self.train(steps=60, page=free_port())
         self.browser.get(self.url(run, lines))
         self.until(lambda: self.js("return document.getElementById('live').classList.contains('ended')"))
         self.assertIn("has ended", self.find("live-status").text)
@@ -125,7 +125,7 @@ class Live(PageCase):
         self.assertNotRegex(listening, f"00000000:{port:04X} 00000000:0000 0A")
 
     def test_clients_that_vanish_or_never_read_change_nothing(self):
-        steps = 600
+        steps = 60
         run, _ = self.train(steps=steps)
         self.assertEqual(run.wait(5 * PATIENCE), 0)
         alone = (self.folder / "losses.csv").read_text()
@@ -149,7 +149,7 @@ class Live(PageCase):
 
     def test_page_that_is_not_built_is_said_before_training(self):
         environment = {**os.environ, "STAGECRAFT_PAGE": "/nowhere/page.html"}
-        done = subprocess.run([BIN, "train", self.folder / "language.pt2", "--data", self.folder / "text.safetensors", "--steps", "5", "--batch", "8", "--page", str(free_port())],
+        done = subprocess.run([BIN, "train", self.folder / "language.pt2", "--data", self.folder / "text.npy", "--steps", "5", "--batch", "8", "--page", str(free_port())],
                               capture_output=True, text=True, env=environment, timeout=5 * PATIENCE, check=False)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("make page", done.stderr)
