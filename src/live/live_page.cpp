@@ -88,6 +88,8 @@ class LivePage::Implementation {
 
   ~Implementation() {
     board_.close();
+    // Who reads is told of the end; who does not is not waited for.
+    for (int i = 0; i < 100 && streams_ > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     server_->stop();
     thread_.join();
   }
@@ -150,7 +152,7 @@ class LivePage::Implementation {
       constexpr std::string_view kEnd = "event: end\ndata: {}\n\n";
       sink.write(kEnd.data(), kEnd.size());
       sink.done();
-      return false;
+      return true;
     }
     std::this_thread::sleep_for(kBetweenEvents);  // steps may take microseconds; nobody reads faster than this
     return true;

@@ -67,6 +67,7 @@ class PageCase(unittest.TestCase):
         cls.addClassCleanup(cls.browser.quit)
 
     def setUp(self):
+        self.browser.get("about:blank")  # nothing of the test before goes on
         self.browser.get_log("browser")
         self.browser.get_log("performance")
         self.allowed = ("file:", "blob:", "data:", "about:", "chrome")
