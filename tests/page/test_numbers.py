@@ -3,9 +3,10 @@
 import json
 import os
 import random
+import subprocess
 import unittest
 
-from browser import PageCase, command
+from browser import BIN, PageCase, command
 
 SETTINGS = int(os.environ.get("STAGECRAFT_PAGE_SETTINGS", "100"))
 SCHEDULES = {1: ["GPipe", "1F1B", "Eager1F1B", "ZB-H1", "ZB-H2", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"],
@@ -83,7 +84,10 @@ class Numbers(PageCase):
             request["memory_limit"] = limit
             options += ["--memory-limit", limit]
         reply = self.engine("plan", request)
-        self.assertNotIn("failed", reply)
+        if "failed" in reply:  # a limit that a known schedule keeps, but nothing of split backwards does: refused in the same words
+            done = subprocess.run([BIN, "plan", *map(str, options)], input=setting.costs.encode(), capture_output=True, check=False)
+            self.assertEqual((done.returncode, done.stderr.decode()), (2, f"stagecraft: {reply['failed']}\n{reply['details']}"))
+            return
         self.assertEqual(reply["csv"], command("plan", *options, "--format", "csv", text=setting.costs).decode())
         expected = json.loads(command("plan", *options, "--format", "json", text=setting.costs))
         for plan in (expected, reply["plan"]):

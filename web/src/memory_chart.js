@@ -5,6 +5,7 @@ import { roundStep, short } from './numbers.js';
 const HEIGHT = 120;
 const GUTTER = 58;
 const FOOT = 6;
+const MOST_LINES = 12; // thin ones; more would hide each other, and take longer than a frame
 
 export class MemoryChart {
   constructor(canvas, view, palette) {
@@ -59,7 +60,8 @@ export class MemoryChart {
     context.beginPath();
     context.rect(GUTTER, 0, width - GUTTER - 6, HEIGHT);
     context.clip();
-    this.ranks.forEach((rank, r) => r !== bold && this.paintRank(rank, false));
+    const every = Math.ceil(this.ranks.length / MOST_LINES);
+    this.ranks.forEach((rank, r) => r !== bold && r % every === 0 && this.paintRank(rank, false));
     if (this.ranks[bold]) this.paintRank(this.ranks[bold], true);
     if (this.limit > 0) this.paintLimit();
     context.restore();
@@ -96,8 +98,9 @@ export class MemoryChart {
   paintRank({ times, values }, bold) {
     const { context } = this;
     context.beginPath();
-    let y = this.y(0);
-    let pixel = this.x(0);
+    const first = this.before(times);
+    let y = this.y(first > 0 ? values[first - 1] : 0);
+    let pixel = Math.max(GUTTER - 2, this.x(0));
     let [low, high] = [y, y];
     const finishPixel = () => {
       context.lineTo(pixel, low);
@@ -105,9 +108,10 @@ export class MemoryChart {
       if (y !== high) context.lineTo(pixel, y);
     };
     context.moveTo(pixel, y);
-    for (let i = 0; i < times.length; ++i) {
+    for (let i = first; i < times.length; ++i) {
       const x = this.x(times[i]);
-      if (x - pixel >= 0.5) {
+      if (x > this.width) break;
+      if (x - pixel >= 0.75) {
         finishPixel();
         context.lineTo(x, y);
         pixel = x;
@@ -117,19 +121,32 @@ export class MemoryChart {
       [low, high] = [Math.min(low, y), Math.max(high, y)];
     }
     finishPixel();
-    context.lineTo(this.x(this.view.whole), y);
+    const right = Math.min(this.width, this.x(this.view.whole));
+    context.lineTo(right, y);
     context.strokeStyle = bold ? this.palette.accent : this.palette.quiet;
     context.globalAlpha = bold ? 1 : Math.max(0.12, Math.min(0.5, 4 / this.ranks.length));
     context.lineWidth = bold ? 2 : 1;
     context.stroke();
     if (bold) {
-      context.lineTo(this.x(this.view.whole), this.y(0));
-      context.lineTo(this.x(0), this.y(0));
+      context.lineTo(right, this.y(0));
+      context.lineTo(Math.max(GUTTER - 2, this.x(0)), this.y(0));
       context.globalAlpha = 0.1;
       context.fillStyle = this.palette.accent;
       context.fill();
     }
     context.globalAlpha = 1;
+  }
+
+  // The first point that is in view.
+  before(times) {
+    let low = 0;
+    let high = times.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (times[middle] < this.view.begin) low = middle + 1;
+      else high = middle;
+    }
+    return low;
   }
 
   paintLimit() {
