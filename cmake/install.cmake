@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 # Headers that only Stagecraft's own folders include.
 set(internal checkpoint/dtypes core/balance core/in_parts core/permutation core/random core/text
-    data_parallel/averager data_parallel/masters data_parallel/beside_record file/checksum file/npy file/safetensors file/token_file file/whole_file graph/operators graph/report runtime/timeline_message schedule/dataflow
+    data_parallel/averager data_parallel/masters data_parallel/beside_record file/checksum file/npy file/safetensors file/token_file file/whole_file file/zip_copy checkpoint/weight_sink graph/operators graph/report runtime/timeline_message schedule/dataflow
     stage/stand_ins transport/streams)
 list(JOIN internal "|" internal)
 install(DIRECTORY include/stagecraft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} REGEX "/(${internal})\\.h$" EXCLUDE)

@@ -92,12 +92,11 @@ void Batches::check_tokens(const ModelLeaf& leaf, const at::Tensor& tokens, cons
   if (!is_unknown.any().item<bool>()) return;
   const at::Tensor first = is_unknown.nonzero()[0];  // its place in each dimension
   const std::int64_t row = rows[static_cast<std::size_t>(first[*leaf.rows].item<std::int64_t>())];
-  throw FileError(data_->path(),
-                  "token " + std::to_string(tokens.masked_select(is_unknown)[0].item<std::int64_t>()) + " (" +
-                      data_->place_of(leaf.name, row, first[-1].item<std::int64_t>()) +
-                             ") is none of the model, whose embedding has " + std::to_string(size) +
-                             " rows: tokens are 0 to " + std::to_string(size - 1) +
-                             "; use the tokenizer of the model, or export it with a larger vocabulary");
+  throw FileError(data_->path(), "token " + std::to_string(tokens.masked_select(is_unknown)[0].item<std::int64_t>()) +
+                                     " (" + data_->place_of(leaf.name, row, first[-1].item<std::int64_t>()) +
+                                     ") is none of the model, whose embedding has " + std::to_string(size) +
+                                     " rows: tokens are 0 to " + std::to_string(size - 1) +
+                                     "; use the tokenizer of the model, or export it with a larger vocabulary");
 }
 
 }  // namespace stagecraft::train

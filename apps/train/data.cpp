@@ -14,7 +14,8 @@ namespace {
 /// Tokens are rows of a text: a model that takes any length, but a fixed number of rows, has its rows first all the
 /// same.
 bool has_dynamic_length(const WantedData& wanted) {
-  return wanted.by_row.size() == 1 && wanted.by_row.front().rows == 1 && wanted.by_row.front().tensor->sizes.size() == 2;
+  return wanted.by_row.size() == 1 && wanted.by_row.front().rows == 1 &&
+         wanted.by_row.front().tensor->sizes.size() == 2;
 }
 
 std::vector<std::string> targets_of(const Options& options) {
@@ -38,9 +39,11 @@ WantedData WantedData::of(const Pipe& pipe, const Options& options, Faults& faul
     for (ModelLeaf& leaf : input.leaves) {
       if (leaf.fixed) continue;
       if (input.name.empty()) {
-        faults.add("the input '" + leaf.name + "' can only be given by position, so train cannot fill it: use the library");
+        faults.add("the input '" + leaf.name +
+                   "' can only be given by position, so train cannot fill it: use the library");
       } else if (!leaf.tensor) {
-        faults.add("the input '" + leaf.name + "' is a number, so train cannot fill it: export it as a constant or as a "
+        faults.add("the input '" + leaf.name +
+                   "' is a number, so train cannot fill it: export it as a constant or as a "
                    "tensor, or use the library");
       } else {
         (leaf.rows ? wanted.by_row : wanted.whole).push_back(std::move(leaf));

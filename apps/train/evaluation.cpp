@@ -42,8 +42,7 @@ at::Tensor Evaluation::scales(World& world, const Pipeline& pipeline) const {
   std::vector<double> counts;
   if (!pipeline.has_last_stage()) return {};
   for (std::int64_t batch = 0; batch < batches(world); ++batch) {
-    const std::vector<double> own =
-        objective_.counts_of(objective_.targets(batches_.data(), rows_of(world, batch)));
+    const std::vector<double> own = objective_.counts_of(objective_.targets(batches_.data(), rows_of(world, batch)));
     counts.resize(own.size());
     for (std::size_t i = 0; i < own.size(); ++i) counts[i] += own[i];
   }

@@ -14,12 +14,15 @@ struct Known {
   std::string_view name;
   Criterion criterion;
 };
-constexpr std::array kKnown = {
-    Known{"cross_entropy", Criterion::kCrossEntropy}, Known{"nll", Criterion::kNll},
-    Known{"mse", Criterion::kMse},                    Known{"l1", Criterion::kL1},
-    Known{"huber", Criterion::kHuber},                Known{"bce", Criterion::kBce},
-    Known{"bce_with_logits", Criterion::kBceLogits},  Known{"kl", Criterion::kKl},
-    Known{"output", Criterion::kOutput}};
+constexpr std::array kKnown = {Known{"cross_entropy", Criterion::kCrossEntropy},
+                               Known{"nll", Criterion::kNll},
+                               Known{"mse", Criterion::kMse},
+                               Known{"l1", Criterion::kL1},
+                               Known{"huber", Criterion::kHuber},
+                               Known{"bce", Criterion::kBce},
+                               Known{"bce_with_logits", Criterion::kBceLogits},
+                               Known{"kl", Criterion::kKl},
+                               Known{"output", Criterion::kOutput}};
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t");
@@ -39,8 +42,8 @@ std::vector<std::string_view> parts_of(std::string_view text) {
   for (std::size_t i = 0; i <= text.size(); ++i) {
     if (i < text.size() && text[i] == '(') ++depth;
     if (i < text.size() && text[i] == ')') --depth;
-    const bool is_exponent = i > 1 && (text[i - 1] == 'e' || text[i - 1] == 'E') && text[i - 2] >= '0' &&
-                             text[i - 2] <= '9';
+    const bool is_exponent =
+        i > 1 && (text[i - 1] == 'e' || text[i - 1] == 'E') && text[i - 2] >= '0' && text[i - 2] <= '9';
     if (i < text.size() && (text[i] != '+' || depth > 0 || is_exponent)) continue;
     parts.push_back(trimmed(text.substr(begin, i - begin)));
     begin = i + 1;

@@ -14,9 +14,7 @@ using graph::Input;
 using graph::Node;
 using graph::Program;
 
-bool is_frozen(const Options& options, const Input& input) {
-  return fits_any(options.freeze, input.name);
-}
+bool is_frozen(const Options& options, const Input& input) { return fits_any(options.freeze, input.name); }
 
 bool is_trained(const Options& options, const Input& input) {
   return input.kind == Input::Kind::kParameter && input.stored.requires_grad && !is_frozen(options, input);

@@ -14,7 +14,8 @@ const Value& leaf_of(const Value& value, const graph::Tree& tree, std::size_t le
   if (tree.kind == graph::Tree::Kind::kLeaf) return value;
   for (std::size_t i = 0; i < tree.children.size(); ++i) {
     const auto here = static_cast<std::size_t>(tree.children[i].leaves());
-    if (leaf < here) return leaf_of(value.is_list() ? value.list().at(i) : value.dict().at(i).second, tree.children[i], leaf);
+    if (leaf < here)
+      return leaf_of(value.is_list() ? value.list().at(i) : value.dict().at(i).second, tree.children[i], leaf);
     leaf -= here;
   }
   throw InternalError("the outputs of the model have another structure than the program says");
@@ -55,14 +56,16 @@ void require_classes(const Term& term, const Data& data, const Rows& rows, const
 
 double count_of(const at::Tensor& targets) { return (targets != kIgnored).sum().item<double>(); }
 
-/// One term of the loss of a microbatch. With `scale`, terms of classes are a sum over what counts, divided by the rows.
-at::Tensor value_of(const Term& term, const Value& output, const graph::Tree& tree, const Value& targets, bool any_float,
-                    const at::Tensor& scale) {
+/// One term of the loss of a microbatch. With `scale`, terms of classes are a sum over what counts, divided by the
+/// rows.
+at::Tensor value_of(const Term& term, const Value& output, const graph::Tree& tree, const Value& targets,
+                    bool any_float, const at::Tensor& scale) {
   const Value& own = term.output ? leaf_of(output, tree, *term.output) : output;
   if (term.text.criterion == Criterion::kOutput) return own.tensor();
   const at::Tensor& target = targets_of(term, targets);
   if (term.program) return (*term.program)(own, target, any_float);
-  if (!scale.defined() || !term.counts_classes) return mean_loss(term.text.criterion, own.tensor(), target, term.options);
+  if (!scale.defined() || !term.counts_classes)
+    return mean_loss(term.text.criterion, own.tensor(), target, term.options);
   const at::Tensor sum = summed_loss(term.text.criterion, own.tensor(), target, term.options);
   return times(sum, scale) / static_cast<double>(own.tensor().size(term.options.row_dimension));
 }

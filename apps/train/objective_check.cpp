@@ -45,8 +45,9 @@ ObjectiveCheck::ObjectiveCheck(const Options& options, const Pipe& pipe, const W
   for (const LossTerm& text : options.terms) add(text);
   for (const auto& [name, along] : target_rows_) {
     if (const auto rows = data.other_rows(name, along)) {
-      faults_.add(data.path() + ": the targets '" + name + "' have " + std::to_string(*rows) + " rows along dimension " +
-                  std::to_string(along) + ", and the inputs have " + std::to_string(data.rows()));
+      faults_.add(data.path() + ": the targets '" + name + "' have " + std::to_string(*rows) +
+                  " rows along dimension " + std::to_string(along) + ", and the inputs have " +
+                  std::to_string(data.rows()));
     }
   }
   if (!faults_.empty()) throw InvalidArgument(faults_.text());

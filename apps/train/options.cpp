@@ -115,7 +115,8 @@ class Section {
 void add_data_options(CLI::App& parser, Options& options) {
   Section data(parser, "Data");
   data.file("--data", options.data, "",
-            "Tokens (.bin, .npy), or inputs and targets (.safetensors), or inputs (.npy); of several, one after the other")
+            "Tokens (.bin, .npy), or inputs and targets (.safetensors), or inputs (.npy); of several, one after the "
+            "other")
       ->required();
   data.file("--targets", options.targets, ".npy", "The targets of inputs in a .npy file");
   data.add("--target", options.target, "The tensor of a .safetensors file that holds the targets")
@@ -132,7 +133,8 @@ void add_data_options(CLI::App& parser, Options& options) {
   data.count("--steps", options.steps, "Train up to this step, which is an update of the parameters");
   Section loss(parser, "Loss");
   loss.add("--loss", options.loss,
-           "cross_entropy, nll, mse, l1, huber, bce, bce_with_logits, kl; output: the model returns its loss; a file: an "
+           "cross_entropy, nll, mse, l1, huber, bce, bce_with_logits, kl; output: the model returns its loss; a file: "
+           "an "
            "exported function of output and target. Or a sum, such as 'cross_entropy(logits, label) + 0.5 * mse(value, "
            "score)', with the names of outputs and targets")
       ->type_name("LOSS|FILE.pt2")

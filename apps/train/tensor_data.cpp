@@ -164,9 +164,9 @@ std::unique_ptr<Data> open_tensors(const DataFile& file, const WantedData& wante
   if (!file.path.ends_with(".npy")) {
     data = from_safetensors(file.path);
   } else if (wanted.by_row.size() == 1 && wanted.whole.empty() && wanted.targets.size() == 1) {
-    data = std::make_unique<TensorData>(
-        TensorData::Arrays{{wanted.by_row.front().name, from_numpy(file.path)}},
-        TensorData::Arrays{{wanted.targets.front(), from_numpy(file.targets)}}, std::vector{file.path, file.targets});
+    data = std::make_unique<TensorData>(TensorData::Arrays{{wanted.by_row.front().name, from_numpy(file.path)}},
+                                        TensorData::Arrays{{wanted.targets.front(), from_numpy(file.targets)}},
+                                        std::vector{file.path, file.targets});
   } else {
     faults.add("the model takes " + std::to_string(wanted.by_row.size() + wanted.whole.size()) + " inputs (" +
                wanted.names() + ") and the loss " + std::to_string(wanted.targets.size()) +

@@ -20,7 +20,8 @@ class TokenData : public Data {
   [[nodiscard]] std::int64_t tokens() const { return static_cast<std::int64_t>(file_.size()); }
   [[nodiscard]] std::int64_t rows() const override { return (tokens() - 1) / length_; }
   [[nodiscard]] std::int64_t tokens_per_row() const override { return length_; }
-  [[nodiscard]] at::Tensor input(const std::string& /*name*/, const Rows& which, std::int64_t /*along*/) const override {
+  [[nodiscard]] at::Tensor input(const std::string& /*name*/, const Rows& which,
+                                 std::int64_t /*along*/) const override {
     return windows(which, 0).to(type_);
   }
   [[nodiscard]] at::Tensor targets(const std::string& /*name*/, const Rows& which,

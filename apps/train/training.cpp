@@ -113,16 +113,17 @@ void check_rows(const Options& options, const Pipe& pipe, const WantedData& want
   const std::vector<std::int64_t> sizes = even_sizes(options.batch, options.microbatches);
   const auto range = pipe.program().ranges.find(wanted.symbol);
   const bool is_static = wanted.static_rows.has_value();
-  const std::optional<std::int64_t> least =
-      is_static ? wanted.static_rows : range == pipe.program().ranges.end() ? std::nullopt : range->second.least;
-  const std::optional<std::int64_t> most =
-      is_static ? wanted.static_rows : range == pipe.program().ranges.end() ? std::nullopt : range->second.most;
+  const std::optional<std::int64_t> least = is_static                              ? wanted.static_rows
+                                            : range == pipe.program().ranges.end() ? std::nullopt
+                                                                                   : range->second.least;
+  const std::optional<std::int64_t> most = is_static                              ? wanted.static_rows
+                                           : range == pipe.program().ranges.end() ? std::nullopt
+                                                                                  : range->second.most;
   const std::int64_t smallest = sizes.back();
   const std::int64_t largest = sizes.front();
   if ((!least || smallest >= *least) && (!most || largest <= *most)) return;
-  const std::string own = smallest == largest
-                              ? std::to_string(largest)
-                              : std::to_string(smallest) + " to " + std::to_string(largest);
+  const std::string own =
+      smallest == largest ? std::to_string(largest) : std::to_string(smallest) + " to " + std::to_string(largest);
   std::string rule = "at least " + std::to_string(least.value_or(0));
   if (is_static) rule = "exactly " + std::to_string(*least);
   if (!is_static && most && largest > *most) rule = "at most " + std::to_string(*most);
@@ -239,7 +240,8 @@ class Run {
     std::string fault;
     if (world_.world_rank().value == 0) {
       try {
-        if (!options_.eval_data.empty()) Objective(options_, pipe, splits_.wanted, splits_.evaluation->data(), world_.device());
+        if (!options_.eval_data.empty())
+          Objective(options_, pipe, splits_.wanted, splits_.evaluation->data(), world_.device());
         objective_.check_classes(splits_.training->data());
         if (!options_.eval_data.empty()) objective_.check_classes(splits_.evaluation->data());
       } catch (const FileError& error) {

@@ -16,7 +16,7 @@ constexpr std::size_t kBlock = std::size_t{8} << 20;
 constexpr std::uint64_t kFlagsInHeader = 6;
 constexpr std::uint64_t kSumInHeader = 14;
 constexpr std::uint64_t kSumInEntry = 16;
-constexpr std::uint32_t kSumFollows = 1U << 3;         // behind the data instead of in the header
+constexpr std::uint32_t kSumFollows = 1U << 3;  // behind the data instead of in the header
 constexpr std::uint32_t kTrailer = 0x08074b50;  // may stand before a checksum behind the data
 
 /// Calls `visit(offset, size)` for the blocks of a range.
@@ -39,8 +39,8 @@ ZipCopy::ZipCopy(const ZipArchive& source, const std::string& path) : source_(so
 const ZipArchive::Record& ZipCopy::find(const std::string& record, std::uint64_t offset, std::size_t size) const {
   const ZipArchive::Record& place = source_.find(record);
   if (offset > place.size || size > place.size - offset) {
-    throw FileError(file_.path(), "record '" + record + "' has " + std::to_string(place.size) +
-                                      " bytes, too few for " + std::to_string(size) + " at " + std::to_string(offset));
+    throw FileError(file_.path(), "record '" + record + "' has " + std::to_string(place.size) + " bytes, too few for " +
+                                      std::to_string(size) + " at " + std::to_string(offset));
   }
   return place;
 }

@@ -36,8 +36,7 @@ class SharedMemory {
 bool has_gradient(const Program& program, ValueId value) {
   const ValueInfo& info = program.values[static_cast<std::size_t>(value)];
   // A value whose type the file does not say may be anything.
-  return info.is_tensor() &&
-         (info.tensor.element == ElementType::kUnknown || is_differentiable(info.tensor.element));
+  return info.is_tensor() && (info.tensor.element == ElementType::kUnknown || is_differentiable(info.tensor.element));
 }
 
 bool passes_gradients(const Program& program, const Node& node) {
@@ -48,7 +47,8 @@ bool passes_gradients(const Program& program, const Node& node) {
 std::set<ValueId> roots_of(const Program& program, const std::vector<int>& outputs) {
   std::set<ValueId> roots;
   for (std::size_t i = 0; i < program.outputs.size(); ++i) {
-    const bool is_wanted = outputs.empty() || std::find(outputs.begin(), outputs.end(), static_cast<int>(i)) != outputs.end();
+    const bool is_wanted =
+        outputs.empty() || std::find(outputs.begin(), outputs.end(), static_cast<int>(i)) != outputs.end();
     const auto* const use = std::get_if<Use>(&program.outputs[i]);
     if (is_wanted && use != nullptr && use->value != kNoValue) roots.insert(use->value);
   }

@@ -23,8 +23,7 @@ class ZipCopy {
   void commit();
 
  private:
-  [[nodiscard]] const ZipArchive::Record& find(const std::string& record, std::uint64_t offset,
-                                               std::size_t size) const;
+  [[nodiscard]] const ZipArchive::Record& find(const std::string& record, std::uint64_t offset, std::size_t size) const;
   [[nodiscard]] std::uint32_t number_at(std::uint64_t offset) const;
   void write_checksum(const ZipArchive::Record& place);
 

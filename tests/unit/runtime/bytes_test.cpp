@@ -80,7 +80,7 @@ double counted_bytes(World& world, Shard shard, bool recomputes, bool is_mixed, 
   torch::optim::SGD optimizer(pipeline.parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
   pipeline.attach(optimizer);
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < 3; ++step) {
     world.everyone().barrier();
     bench::most = static_cast<std::int64_t>(bench::held);
     pipeline.step({x}, {.target = x});
