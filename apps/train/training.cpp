@@ -211,7 +211,7 @@ class Run {
       evaluated = evaluation_ && (step_ == options_.steps || is_due(options_.eval_every));
       if (evaluated) facts.eval_loss = evaluation_->run(world_, pipeline_);
       metrics_.end_step(facts);
-      if (live_) live_->end_step(step_, facts.loss, facts.tokens_per_second);
+      if (live_) live_->end_step(step_, facts.loss, {.rows = facts.rows_per_second, .tokens = facts.tokens_per_second});
       progress_.step(step_, facts.loss, facts.eval_loss);
       saved = is_due(options_.save_every) && saves_.are_wanted();
       if (saved) save();

@@ -64,8 +64,8 @@ class LiveRun::Implementation {
 
   const LivePage* page() const { return page_.get(); }
 
-  void end_step(std::int64_t step, double loss, double tokens_per_second) {
-    if (page_) show_step(step, loss, tokens_per_second);
+  void end_step(std::int64_t step, double loss, const LiveSpeed& speed) {
+    if (page_) show_step(step, loss, speed);
     if (++since_exchange_ >= between_exchanges_) exchange();
     record(since_exchange_ + 1 >= between_exchanges_);
   }
@@ -75,14 +75,15 @@ class LiveRun::Implementation {
     if (records_ && !options_.records_always) pipeline_.record_timeline(now);
   }
 
-  void show_step(std::int64_t step, double loss, double tokens_per_second) {
+  void show_step(std::int64_t step, double loss, const LiveSpeed& speed) {
     curve_.add(step, loss);
     const double now = seconds_now();
     if (now - last_shown_ < 0.05) return;
     last_shown_ = now;
     std::ostringstream text;
     text << "{\"title\":" << in_json_quotes(options_.title) << ",\"step\":" << step << ",\"steps\":" << options_.steps
-         << ",\"loss\":" << json_number(loss) << ",\"tokens_per_second\":" << json_number(tokens_per_second) << "}";
+         << ",\"loss\":" << json_number(loss) << ",\"rows_per_second\":" << json_number(speed.rows)
+         << ",\"tokens_per_second\":" << json_number(speed.tokens) << "}";
     page_->publish("step", text.str());
   }
 
@@ -155,8 +156,8 @@ LiveRun::LiveRun(World& world, Pipeline& pipeline, const LiveRunOptions& options
     : implementation_(std::make_unique<Implementation>(world, pipeline, options)) {}
 LiveRun::~LiveRun() = default;
 const LivePage* LiveRun::page() const { return implementation_->page(); }
-void LiveRun::end_step(std::int64_t step, double loss, double tokens_per_second) {
-  implementation_->end_step(step, loss, tokens_per_second);
+void LiveRun::end_step(std::int64_t step, double loss, const LiveSpeed& speed) {
+  implementation_->end_step(step, loss, speed);
 }
 
 }  // namespace stagecraft

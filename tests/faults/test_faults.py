@@ -269,7 +269,7 @@ class Trial:
             return ["its exit code is 0"]
         if not any(line.startswith("accident at") for _, line in self.lines):
             return ["the accident did not happen"]
-        names = {"slow": rf"look at what rank {self.rank} does", "stop": rf"rank {self.rank} has been silent",
+        names = {"slow": rf"look at what rank {self.rank} does", "stop": rf"rank {self.rank} has been silent|rank {self.rank}, which does not answer",
                  "kill": rf"the process of rank {self.rank} has ended", "throw": rf"rank {self.rank}\b.*the accident that was asked for",
                  "throw_number": rf"rank {self.rank}\b.*unknown type"}[self.fault]
         silent = [f"rank {other} said nothing" for other in self.others if not self.said(other)]

@@ -77,7 +77,9 @@ export class LiveRun {
     const figure = (name, value) => make('div', {}, make('dt', {}, name), make('dd', { 'data-live': name }, value));
     const items = [];
     if (this.last) items.push(figure('Step', String(this.last.step)), figure('Loss', this.last.loss === null ? 'NaN' : short(this.last.loss)));
-    if (this.last && this.last.tokens_per_second > 0) items.push(figure('Tokens / s', Math.round(this.last.tokens_per_second).toLocaleString('en')));
+    const speed = (name, perSecond) => figure(name, Math.round(perSecond).toLocaleString('en'));
+    if (this.last && this.last.tokens_per_second > 0) items.push(speed('Tokens / s', this.last.tokens_per_second));
+    else if (this.last && this.last.rows_per_second > 0) items.push(speed('Rows / s', this.last.rows_per_second));
     if (this.facts) {
       const idle = this.facts.ranks.map((rank) => rank.idle).filter((share) => share !== null);
       if (idle.length) items.push(figure('Idle', percent(idle.reduce((sum, share) => sum + share, 0) / idle.length, 1)));

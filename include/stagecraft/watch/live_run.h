@@ -18,6 +18,12 @@ struct LiveRunOptions {
   bool records_always = false;
 };
 
+/// Per second; 0: not known.
+struct LiveSpeed {
+  double rows = 0;
+  double tokens = 0;
+};
+
 /// All ranks make one and call it after each step; rank 0 of the world serves the page. About twice a second the ranks
 /// exchange what they measured, in the same step on all ranks, and the last step is recorded; the other steps cost
 /// nothing. On a GPU steps are not recorded, since that would make them wait for the device.
@@ -32,8 +38,8 @@ class LiveRun {
   /// On rank 0: the page. Null on other ranks.
   [[nodiscard]] const LivePage* page() const;
 
-  /// Call on all ranks after each update. Only what rank 0 gives counts. `tokens_per_second` 0: not known.
-  void end_step(std::int64_t step, double loss, double tokens_per_second = 0);
+  /// Call on all ranks after each update. Only what rank 0 gives counts.
+  void end_step(std::int64_t step, double loss, const LiveSpeed& speed = {});
 
  private:
   class Implementation;
