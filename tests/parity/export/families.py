@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+import control_flow
 import models
 import torch
 from torch import nn
@@ -171,6 +172,21 @@ class OwnLoss(nn.Module):
         return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
 
+class Experts(nn.Module):
+    """A published mixture of experts, in its default settings."""
+
+    def __init__(self):
+        super().__init__()
+        import transformers  # only where it is asked for
+
+        self.body = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48, vocab_size=32, use_cache=False,
+            num_experts_per_tok=2, num_local_experts=4))  # fmt: skip
+
+    def forward(self, input_ids):
+        return self.body(input_ids=input_ids).logits
+
+
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2, 4], [1, 2, 3, 4, 0, 2, 4, 1]])
 
 
@@ -189,5 +205,8 @@ FAMILIES = {
     "gru": Family(lambda: Recurrent(nn.GRU), lambda: {"x": number(4, ROWS, 3)}, lambda: classes(4, ROWS, count=5), token_loss, (), {"x": 1}, 1),
     "segmentation": Family(Segmentation, lambda: {"images": number(ROWS, 3, 8, 8)}, lambda: classes(ROWS, 8, 8, count=3), F.cross_entropy),
     "graph": Family(Graph, lambda: {"nodes": number(ROWS, 5, 3), "edges": EDGES}, lambda: number(ROWS, 2), F.mse_loss, ("--loss", "mse"), {"edges": None}),
+    "experts": Family(Experts, lambda: {"input_ids": tokens()}, lambda: classes(ROWS, 6, count=32), token_loss),
+    "control_flow": Family(control_flow.Nested, lambda: {"x": number(ROWS, 6, control_flow.WIDTH)}, lambda: number(ROWS, 6, control_flow.WIDTH),
+                           F.mse_loss, ("--loss", "mse")),
     "own_loss": Family(OwnLoss, lambda: {"tokens": tokens(), "labels": tokens()}, lambda: None, lambda output, _: output["loss"], ("--loss", "output")),
 }  # fmt: skip
