@@ -10,7 +10,7 @@
 /// The losses that `train` knows, each of one output and its targets.
 namespace stagecraft::train {
 
-/// As in Python: a class that does not count.
+/// The class that does not count, as in Python.
 inline constexpr std::int64_t kIgnored = -100;
 
 struct CriterionOptions {

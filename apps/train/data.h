@@ -34,7 +34,7 @@ class Data {
   Data& operator=(const Data&) = delete;
   virtual ~Data() = default;
 
-  /// Of several files, the first.
+  /// The file; the first one if there are several.
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] virtual std::int64_t rows() const = 0;
   /// Some rows of an input or of targets, which are along this dimension.
@@ -44,7 +44,8 @@ class Data {
   [[nodiscard]] virtual at::Tensor whole(const std::string& name) const = 0;
   /// Type and shape of all targets of that name; of several files, in the first of them.
   [[nodiscard]] virtual TensorSpec spec_of_targets(const std::string& name) const = 0;
-  /// Of a file where targets and inputs have different numbers of rows: that of the targets.
+  /// The number of rows of the targets where it is not that of the inputs, in the first such file; none if there is
+  /// none.
   [[nodiscard]] virtual std::optional<std::int64_t> other_rows(const std::string& name, std::int64_t along) const = 0;
   /// 0 if the rows are not of tokens.
   [[nodiscard]] virtual std::int64_t tokens_per_row() const { return 0; }
@@ -79,7 +80,7 @@ struct WantedData {
 
 struct DataFiles {
   std::vector<std::string> paths;    ///< Their rows follow each other.
-  std::vector<std::string> targets;  ///< Of inputs in .npy, one for each path; otherwise empty.
+  std::vector<std::string> targets;  ///< The targets of inputs in .npy, one file for each path; otherwise empty.
   std::string targets_option;        ///< For errors.
 };
 

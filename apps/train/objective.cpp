@@ -83,7 +83,7 @@ Objective::Objective(const Options& options, const Pipe& pipe, const WantedData&
 }
 
 Value Objective::targets(const Data& data, const Rows& rows) const {
-  // Of a model that returns its loss, only the number of rows is known.
+  // A model that returns its loss takes no targets: only the number of rows counts.
   if (target_rows_.empty()) return at::zeros({static_cast<std::int64_t>(rows.size())}, at::kLong);
   ValueDict dict;
   for (const auto& [name, along] : target_rows_) dict.emplace_back(name, data.targets(name, rows, along));

@@ -30,7 +30,7 @@ struct Options {
   std::string loss = "cross_entropy";
   std::vector<LossTerm> terms;                  ///< What `loss` says.
   std::string loss_weight = "auto";             ///< "rows", "counted", or "auto": "counted" for classes.
-  std::optional<std::int64_t> class_dimension;  ///< Of the output; none: the one that fits the targets.
+  std::optional<std::int64_t> class_dimension;  ///< The dimension of the output; none: the one that fits.
   double label_smoothing = 0;
   std::string output;  ///< Name of the model's output that the loss takes; empty: "logits", or the first.
 

@@ -177,7 +177,7 @@ bool is_set(const Node& node, std::string_view flag, bool otherwise) {
 bool draws(const Node& node, std::string_view base) {
   if (random_operators().contains(base)) return true;
   if (base.find("dropout") != std::string_view::npos) return is_set(node, "train", true);
-  // Of attention, and between recurrent layers.
+  // Dropout in attention, and between recurrent layers.
   const Argument* rate = node.argument("dropout_p");
   if (rate == nullptr && is_set(node, "train", false)) rate = node.argument("dropout");
   if (rate == nullptr) return false;

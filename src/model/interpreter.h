@@ -30,7 +30,7 @@ class Interpreter {
   /// Where instructions run: in the stage, or in a body.
   struct Surrounding {
     int context = 0;                                    ///< Whose modes are set already.
-    std::optional<std::uint64_t> layer = std::nullopt;  ///< Of random numbers in the body; none in the stage.
+    std::optional<std::uint64_t> layer = std::nullopt;  ///< Which random numbers a body draws; none outside bodies.
   };
 
   void make_constants();

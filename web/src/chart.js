@@ -2,6 +2,7 @@
 // its pixels and not as long as its actions: 100,000 actions zoom and pan as smoothly as a hundred. Labels, the critical path, a deadlock and
 // the selection are drawn on top.
 
+import { oncePerFrame } from './frames.js';
 import { roundStep, short } from './numbers.js';
 import { pixelOf } from './palette.js';
 
@@ -24,7 +25,7 @@ export class Chart {
     this.selected = -1;
     this.ghost = null; // {index, x, to} while an action is dragged
     this.limit = 0;
-    this.pending = false;
+    this.invalidate = oncePerFrame(canvas, () => { if (this.actions) this.paint(); });
     this.frames = 0;
     view.onChange(() => this.invalidate());
     // Asked once per change of size: to ask the document in every frame would make it lay itself out.
@@ -64,15 +65,6 @@ export class Chart {
       this.canvas.style.height = `${height}px`;
     }
     this.invalidate();
-  }
-
-  invalidate() {
-    if (this.pending) return;
-    this.pending = true;
-    requestAnimationFrame(() => {
-      this.pending = false;
-      if (this.actions && this.canvas.isConnected) this.paint();
-    });
   }
 
   get plotWidth() {

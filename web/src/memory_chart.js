@@ -1,5 +1,6 @@
 // Memory over time on the chart's clock: a thin line per rank, a bold one for the rank that is selected or holds the most, and the limit.
 
+import { oncePerFrame } from './frames.js';
 import { roundStep, short } from './numbers.js';
 
 const HEIGHT = 120;
@@ -9,7 +10,8 @@ const MOST_LINES = 12; // thin ones; more would hide each other, and take longer
 
 export class MemoryChart {
   constructor(canvas, view, palette) {
-    Object.assign(this, { canvas, view, palette, ranks: [], limit: 0, highlighted: -1, pending: false });
+    Object.assign(this, { canvas, view, palette, ranks: [], limit: 0, highlighted: -1 });
+    this.invalidate = oncePerFrame(canvas, () => this.paint());
     this.context = canvas.getContext('2d');
     view.onChange(() => this.invalidate());
     new ResizeObserver(([entry]) => {
@@ -31,15 +33,6 @@ export class MemoryChart {
       if (points[i + 2] > this.most) [this.most, this.fullest] = [points[i + 2], points[i]];
     }
     this.invalidate();
-  }
-
-  invalidate() {
-    if (this.pending) return;
-    this.pending = true;
-    requestAnimationFrame(() => {
-      this.pending = false;
-      if (this.canvas.isConnected) this.paint();
-    });
   }
 
   paint() {

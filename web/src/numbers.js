@@ -8,7 +8,7 @@ export function short(value) {
 
 export const percent = (share, digits = 2) => (share === null || share === undefined ? '–' : `${(100 * share).toFixed(digits)}%`);
 
-// Of an axis: about `count` round steps over `range`.
+// The steps of an axis: about `count` round ones over `range`.
 export function roundStep(range, count) {
   const rough = range / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1e-12)));

@@ -13,7 +13,7 @@ namespace stagecraft {
 struct LiveRunOptions {
   LiveOptions page;
   std::string title = "Training";
-  std::int64_t steps = 0;  ///< Of the whole run; 0: not known.
+  std::int64_t steps = 0;  ///< How many the run will take; 0: not known.
   /// Whether the caller has the pipeline record every step anyway. Otherwise it records only the steps that are shown.
   bool records_always = false;
 };

@@ -60,8 +60,8 @@ Costs costs_of(const World& world, Shard shard, bool recomputes, bool is_mixed) 
   return world.replicas() > 1 ? with_replicas(costs, world.replicas(), shard) : costs;
 }
 
-/// The most that was held during a step, beyond what was there before the model. Of several steps the least: messages
-/// that a slow machine has in flight are not the schedule's.
+/// The most that was held during a step, beyond what was there before the model: the least over
+/// several steps, for messages that a slow machine has in flight are not the schedule's.
 double counted_bytes(World& world, Shard shard, bool recomputes, bool is_mixed, Schedule& schedule) {
   const at::Tensor x = at::ones({kRows * kMicrobatches, kWidth});
   const std::int64_t before = bench::held;
