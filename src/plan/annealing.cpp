@@ -74,8 +74,8 @@ void BlockSearch::run(Dispatcher& dispatcher, double parts, double lower_bound,
   Block block;
   double value = kNone;
   int failures = 0;
-  const double end = dispatcher.parts_done() + parts;
-  while (dispatcher.parts_done() < end && best_.outcome.span > lower_bound * (1 + kSame) && !cancelled()) {
+  const double start = dispatcher.parts_done();  // other searches' on this thread: counted off, a sum would be rounded
+  while (dispatcher.parts_done() - start < parts && best_.outcome.span > lower_bound * (1 + kSame) && !cancelled()) {
     if (value == kNone || failures > kPatience) {
       value = draw(dispatcher, block, cancelled);
       failures = 0;
