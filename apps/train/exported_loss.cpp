@@ -1,5 +1,7 @@
 #include "exported_loss.h"
 
+#include <algorithm>
+
 #include "stagecraft/core/error.h"
 #include "stagecraft/graph/ports.h"
 
@@ -41,6 +43,17 @@ std::string trained_parameters(const graph::Program& program) {
   return names;
 }
 
+/// The value with its floating-point tensors in the types that the input has.
+Value in_types_of(const ModelInput& input, const Value& value) {
+  auto leaf = input.leaves.begin();
+  return value.map_tensors([&](const at::Tensor& tensor) {
+    leaf = std::find_if(leaf, input.leaves.end(), [](const auto& one) { return one.tensor.has_value(); });
+    if (leaf == input.leaves.end()) return tensor;
+    const at::ScalarType type = (leaf++)->tensor->dtype;
+    return tensor.is_floating_point() && at::isFloatingType(type) ? tensor.to(type) : tensor;
+  });
+}
+
 }  // namespace
 
 ExportedLoss::ExportedLoss(const std::string& path, at::Device device) : path_(path) {
@@ -60,10 +73,10 @@ ExportedLoss::ExportedLoss(const std::string& path, at::Device device) : path_(p
   stage_ = std::make_shared<Stage>(pipe.build_stage(0, device));
 }
 
-at::Tensor ExportedLoss::operator()(const Value& output, const at::Tensor& target, bool any_float) const {
-  const ValueList arguments = {output, target};
+at::Tensor ExportedLoss::operator()(const Value& output, const at::Tensor& target) const {
+  const ValueList arguments = {in_types_of(inputs_[0], output), in_types_of(inputs_[1], target)};
   const ValueDict keywords;
-  const Value result = stage_->forward({StageId(0), MicrobatchId(0), arguments, keywords, any_float});
+  const Value result = stage_->forward({StageId(0), MicrobatchId(0), arguments, keywords});
   return result.is_list() ? result.list().at(0).tensor() : result.tensor();
 }
 

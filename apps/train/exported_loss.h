@@ -22,8 +22,8 @@ class ExportedLoss {
   /// The rows that a microbatch must have; none if their number is dynamic.
   [[nodiscard]] std::optional<std::int64_t> static_rows() const { return static_rows_; }
 
-  /// `any_float`: the output may be of another floating-point type than the function was exported for.
-  [[nodiscard]] at::Tensor operator()(const Value& output, const at::Tensor& target, bool any_float) const;
+  /// Output and target are first brought to the floating-point types that the function was exported for.
+  [[nodiscard]] at::Tensor operator()(const Value& output, const at::Tensor& target) const;
 
  private:
   std::string path_;

@@ -59,11 +59,11 @@ double count_of(const at::Tensor& targets) { return (targets != kIgnored).sum().
 /// One term of the loss of a microbatch. With `scale`, terms of classes are a sum over what counts, divided by the
 /// rows.
 at::Tensor value_of(const Term& term, const Value& output, const graph::Tree& tree, const Value& targets,
-                    bool any_float, const at::Tensor& scale) {
+                    const at::Tensor& scale) {
   const Value& own = term.output ? leaf_of(output, tree, *term.output) : output;
   if (term.text.criterion == Criterion::kOutput) return own.tensor();
   const at::Tensor& target = targets_of(term, targets);
-  if (term.program) return (*term.program)(own, target, any_float);
+  if (term.program) return (*term.program)(own, target);
   if (!scale.defined() || !term.counts_classes)
     return mean_loss(term.text.criterion, own.tensor(), target, term.options);
   const at::Tensor sum = summed_loss(term.text.criterion, own.tensor(), target, term.options);
@@ -74,7 +74,7 @@ at::Tensor value_of(const Term& term, const Value& output, const graph::Tree& tr
 
 Objective::Objective(const Options& options, const Pipe& pipe, const WantedData& wanted, const Data& data,
                      at::Device device)
-    : outputs_(pipe.program().result), any_float_(options.precision != "float32") {
+    : outputs_(pipe.program().result) {
   ObjectiveCheck check(options, pipe, wanted, data, device);
   terms_ = check.terms();
   target_rows_ = check.target_rows();
@@ -132,14 +132,13 @@ Split Objective::split() const {
 }
 
 LossFunction Objective::function() const {
-  return [terms = terms_, tree = outputs_, any_float = any_float_](const Value& output, const Value& target,
-                                                                   const ValueDict& keywords) {
+  return [terms = terms_, tree = outputs_](const Value& output, const Value& target, const ValueDict& keywords) {
     const Value* const scales = find(keywords, kScales);
     at::Tensor total;
     for (std::size_t i = 0; i < terms.size(); ++i) {
       const at::Tensor scale =
           scales == nullptr ? at::Tensor() : scales->tensor().select(0, static_cast<std::int64_t>(i));
-      at::Tensor own = value_of(terms[i], output, tree, target, any_float, scale);
+      at::Tensor own = value_of(terms[i], output, tree, target, scale);
       if (terms[i].text.weight != 1) own = own * terms[i].text.weight;
       total = total.defined() ? total + own : own;
     }

@@ -65,7 +65,6 @@ class Objective {
   graph::Tree outputs_;                                            // of the model
   std::vector<std::pair<std::string, std::int64_t>> target_rows_;  // names, and along which dimension rows are
   bool counts_targets_ = false;  // a microbatch counts as its targets that are not ignored
-  bool any_float_ = false;
 };
 
 /// The loss of a step; none if no target of it counts.

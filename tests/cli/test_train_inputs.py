@@ -123,6 +123,14 @@ class Inputs(TrainCase):
             command = ["train", self.language(), *pieces, "--steps", STEPS, "--batch", BATCH, "--lr", RATE, "--losses", "joined.csv", *options]
             self.output(*command)
             self.assert_close(self.read_losses("joined.csv"), whole)
+        # A run that stops and goes on, and one that would go on with the files in another order.
+        saved = ["--save", "state.safetensors", "--resume", "--losses", "resumed.csv"]
+        start = ["train", self.language(), "--batch", BATCH, "--lr", RATE]
+        self.output(*start, *pieces, *saved, "--steps", 3)
+        self.output(*start, *pieces, *saved, "--steps", STEPS)
+        self.assert_close(self.read_losses("resumed.csv"), whole)
+        turned = pieces[4:] + pieces[:4]
+        self.assert_error(self.command(*start, *turned, *saved, "--steps", STEPS + 1), UNUSABLE, "other data", "--new-data")
         save_file({"tokens": self.text["tokens"], "target": self.text["target"].int()}, self.folder / "other.safetensors")
         self.assert_error(self.command(*command, "--data", self.folder / "other.safetensors"), UNUSABLE, "other.safetensors", "Int [24, 6]")
 

@@ -137,6 +137,19 @@ class Losses(TrainCase):
         target = torch.randn(ROWS, 12, dtype=torch.float64)
         own = Smooth()
         self.compare(loss, lambda model, rows: own(model(self.x[rows])["logits"], target[rows]), {"target": target})
+        # Evaluated by the same function, and on outputs of another type than it was exported for.
+        data = {"x": self.x, "target": target}
+        options = ["--loss", loss, "--steps", 1, "--eval-share", 0.5, "--metrics", "run.jsonl"]
+        self.losses(*options, "--save-program", "trained.pt2", data=data, model=self.saved("heads.pt2", export_heads))
+        module = torch.export.load(self.folder / "trained.pt2").module()
+        with torch.no_grad():
+            theirs = own(module(self.x[12:20])["logits"], target[12:20]).item()
+        self.assertAlmostEqual(self.metrics()[0]["eval_loss"], theirs, delta=1e-12)
+        low, _ = self.losses("--in-order", "--loss", loss, "--precision", "bfloat16", data=data, model=self.saved("heads.pt2", export_heads))
+        high, _ = self.losses("--in-order", "--loss", loss, data=data, model=self.saved("heads.pt2", export_heads))
+        self.assertNotEqual(low, high)
+        for a, b in zip(low, high):
+            self.assertAlmostEqual(a, b, delta=0.02 * abs(b))
 
     def refuse(self, *parts, data=None, model=None, options=()):
         data = {"x": self.x, **(data or {"target": torch.zeros(ROWS, 12, dtype=torch.float64)})}
