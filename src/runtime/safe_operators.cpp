@@ -6,13 +6,11 @@
 #include <c10/util/Exception.h>
 
 #if defined(__aarch64__) && defined(__linux__)
-#include <link.h>
-
 #include <cstdlib>
 #include <iostream>
 #include <string_view>
 
-#include "stagecraft/transport/mpi.h"
+#include "hidden_function.h"
 #endif
 
 namespace stagecraft {
@@ -28,43 +26,26 @@ void pick_vector_kernels() {
 
 // oneDNN caches primitives per process, so two threads that compute the same shape use one object. On aarch64 the
 // object may wrap a kernel of the Arm Compute Library that stores pointers of the current call: a depthwise convolution
-// may add the bias of the other thread's call. Without the cache, each call makes its own primitive.
-//
-// LibTorch hides oneDNN's functions, so only the environment can switch the cache off, and oneDNN reads it once, at its
-// first primitive. Every program that can start ranks as threads links this object, so the initialiser below runs
-// before main(). If this code is in a library, which may be loaded too late, threads must do without oneDNN.
+// may add the bias of the other thread's call. Without the cache, each call makes its own primitive, which takes longer
+// and computes the same.
 constexpr const char* kCapacity = "ONEDNN_PRIMITIVE_CACHE_CAPACITY";
 
-bool cache_is_off() {
+/// Whether the user switched the cache off. oneDNN looks at its first primitive, so later changes do not count.
+const bool is_off_from_the_start = [] {
   const char* capacity = std::getenv(kCapacity);
   return capacity != nullptr && std::string_view(capacity) == "0";
-}
-
-/// Whether this code is in the main program, not in a library, which may be loaded after oneDNN was used.
-bool in_main_program() {
-  const auto main_first = [](dl_phdr_info* object, std::size_t, void* found) {
-    const auto here = reinterpret_cast<ElfW(Addr)>(&cache_is_off);
-    for (int i = 0; i < object->dlpi_phnum; ++i) {
-      const ElfW(Phdr)& part = object->dlpi_phdr[i];
-      const ElfW(Addr) begin = object->dlpi_addr + part.p_vaddr;
-      if (part.p_type == PT_LOAD && begin <= here && here < begin + part.p_memsz) *static_cast<bool*>(found) = true;
-    }
-    return 1;  // stop after the main program, which comes first
-  };
-  bool found = false;
-  dl_iterate_phdr(main_first, &found);
-  return found;
-}
-
-const bool each_call_has_its_own_primitive = [] {
-  if (cache_is_off()) return true;
-  if (is_started_by_mpi()) return false;  // one rank per process: the cache is safe, and faster
-  setenv(kCapacity, "0", /*overwrite=*/0);
-  return cache_is_off() && in_main_program();
 }();
 
+/// LibTorch has oneDNN's functions inside and does not export them.
+bool switch_cache_off() {
+  void* const function = hidden_function("libtorch_cpu.so", "dnnl_set_primitive_cache_capacity");
+  return function != nullptr && reinterpret_cast<int (*)(int)>(function)(0) == 0;
+}
+
 void separate_primitives() {
-  if (each_call_has_its_own_primitive || !at::globalContext().userEnabledMkldnn()) return;
+  if (!at::globalContext().userEnabledMkldnn()) return;
+  static const bool each_call_has_its_own = is_off_from_the_start || switch_cache_off();
+  if (each_call_has_its_own) return;
   at::globalContext().setUserEnabledMkldnn(false);
   std::cerr << "stagecraft: ranks as threads compute without oneDNN, whose cache of primitives is not safe between "
                "threads on this processor; start the process with "

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "hidden_function.h"
 #include "pipeline_testing.h"
 #include "stagecraft/runtime/launch.h"
 #include "stagecraft/runtime/rank_scope.h"
@@ -76,6 +77,23 @@ TEST(Launch, RanksAsThreadsComputeWithOneDnn) {
   at::globalContext().setUserEnabledMkldnn(true);
   EXPECT_EQ(occurrences(errors_of([](World&) {}), "oneDNN"), 0);
   EXPECT_TRUE(at::globalContext().userEnabledMkldnn()) << "it was made safe too late";
+}
+
+#if defined(__aarch64__) && defined(__linux__)
+TEST(Launch, RanksAsThreadsShareNoPrimitivesOfOneDnn) {
+  void* const function = hidden_function("libtorch_cpu.so", "dnnl_get_primitive_cache_capacity");
+  ASSERT_NE(function, nullptr);
+  run_ranks({.ranks = 2}, [](World&) {});
+  int capacity = -1;
+  EXPECT_EQ(reinterpret_cast<int (*)(int*)>(function)(&capacity), 0);
+  EXPECT_EQ(capacity, 0);
+}
+#endif
+
+TEST(HiddenFunction, IsNullIfThereIsNone) {
+  EXPECT_EQ(hidden_function("libtorch_cpu.so", "no_function_of_this_name"), nullptr);
+  EXPECT_EQ(hidden_function("libof_no_such_name.so", "main"), nullptr);
+  EXPECT_EQ(hidden_function("libc.so.6", ""), nullptr);
 }
 
 // LibTorch gives up oneDNN at the first such layer on a processor without bfloat16: other kernels, and other bits.
