@@ -145,9 +145,10 @@ bench: setup command together  ## Ours beside the installed torch, ratios printe
 	@failed=0; \
 	  .venv/bin/python bench/schedule_bench.py --ours build/bin/schedule_bench --json build/bench/schedule.json || failed=1; \
 	  .venv/bin/python bench/step_bench.py --ours build/bin/step_bench --threads build/bin/threads_bench --json build/bench/step.json || failed=1; \
-	  .venv/bin/python bench/export_bench.py --ours build/bin/export_bench --json build/bench/export.json || failed=1; \
+	  .venv/bin/python bench/export_bench.py --ours build/bin/export_bench --stagecraft build/bin/stagecraft --json build/bench/export.json || failed=1; \
 	  .venv/bin/python bench/processes_bench.py --handover build/bin/handover_bench --step build/bin/step_bench --replicas build/bin/replicas_bench --json build/bench/processes.json || failed=1; \
 	  .venv/bin/python bench/training_bench.py --sharding build/bin/sharding_bench --recompute build/bin/recompute_bench --json build/bench/training.json || failed=1; \
+	  build/bin/optimizer_bench build/bench/optimizer.json || failed=1; \
 	  .venv/bin/python bench/fidelity_bench.py --bench build/bin/fidelity_bench --json build/bench/fidelity.json || failed=1; \
 	  OMP_NUM_THREADS=1 build/python/together/bin/python bench/python_bench.py --json build/bench/python.json || failed=1; \
 	  build/bin/save_bench 1024 4 64 4 build/bench/checkpoints > build/bench/save.json && cat build/bench/save.json || failed=1; \

@@ -41,7 +41,8 @@ void expect_equal_to_step(const Options& options, const Options& of_second_group
   for (int step = 0; step < 7; ++step) {
     set_gradients(fused, step);
     set_gradients(plain, step);
-    ASSERT_TRUE(step % 2 == 0 ? fused_adam_step(*fused_optimizer) : (fast_step(*fused_optimizer), true));
+    const AdamKernels kernels = step % 3 == 0 ? AdamKernels::kLibTorch : AdamKernels::kOnePass;
+    ASSERT_TRUE(step % 3 != 2 ? fused_adam_step(*fused_optimizer, kernels) : (fast_step(*fused_optimizer), true));
     plain_optimizer->step();
     for (std::size_t i = 0; i < fused.size(); ++i) {
       if (fused[i].numel() == 0) continue;
@@ -57,13 +58,51 @@ TEST(FusedAdam, EqualsStep) {
   expect_equal_to_step<torch::optim::Adam>(AdamOptions(0.1).betas({0.8, 0.9}), AdamOptions(0.02).weight_decay(0.1));
 }
 
+// LibTorch's own step goes on where a gradient lies otherwise in memory, and where the type is another.
+TEST(FusedAdam, LeavesOtherStridesAndTypesToTheirOwnStep) {
+  at::Tensor weight = at::ones({4, 3}, at::kDouble).set_requires_grad(true);
+  weight.mutable_grad() = at::arange(12, at::kDouble).view({3, 4}).t();
+  torch::optim::AdamW turned({weight}, 0.1);
+  EXPECT_FALSE(fused_adam_step(turned, AdamKernels::kOnePass));
+  EXPECT_TRUE(turned.state().empty());
+  at::Tensor small = at::ones({4, 3}, at::kBFloat16).set_requires_grad(true);
+  small.mutable_grad() = at::ones_like(small);
+  torch::optim::AdamW low({small}, 0.1);
+  EXPECT_FALSE(fused_adam_step(low, AdamKernels::kOnePass));
+  fast_step(low);
+  EXPECT_FALSE(at::equal(small, at::ones_like(small)));
+}
+
+// Shards end anywhere, and threads take any part.
+TEST(FusedAdam, AShardHasTheBitsOfTheWhole) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    const std::int64_t count = 70001;
+    const at::Tensor start = (at::arange(count, at::kDouble) * 0.37).sin().to(type);
+    const auto train = [&](std::int64_t from, std::int64_t to) {
+      const at::Tensor weight = start.slice(0, from, to).clone().set_requires_grad(true);
+      torch::optim::AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1).weight_decay(0.3));
+      for (int step = 0; step < 3; ++step) {
+        weight.mutable_grad() = ((start * 3 + step).cos() * 1e-3).slice(0, from, to).clone();
+        fast_step(optimizer);
+      }
+      return weight.detach();
+    };
+    const at::Tensor whole = train(0, count);
+    for (const std::int64_t cut : {1, 3, 7, 32771, 70000}) {
+      EXPECT_TRUE(at::equal(at::cat({train(0, cut), train(cut, count)}), whole)) << type << " cut at " << cut;
+    }
+  }
+}
+
 TEST(FusedAdam, LeavesOthersToTheirOwnStep) {
   std::vector<at::Tensor> weights = some_weights();
   set_gradients(weights, 1);
   torch::optim::SGD sgd(weights, 0.1);
-  EXPECT_FALSE(fused_adam_step(sgd));
+  for (const AdamKernels kernels : {AdamKernels::kLibTorch, AdamKernels::kOnePass}) {
+    EXPECT_FALSE(fused_adam_step(sgd, kernels));
+  }
   torch::optim::AdamW maximum(weights, torch::optim::AdamWOptions(0.1).amsgrad(true));
-  EXPECT_FALSE(fused_adam_step(maximum));
+  EXPECT_FALSE(fused_adam_step(maximum, AdamKernels::kOnePass));
   EXPECT_TRUE(maximum.state().empty());
   const at::Tensor before = weights[0].detach().clone();
   fast_step(sgd);
