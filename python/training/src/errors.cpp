@@ -25,6 +25,19 @@ std::string text_of(py::handle exception) {
   return words.empty() ? type : type + ": " + words;
 }
 
+/// With what it was raised from: other ranks get the text alone.
+std::string text_with_causes(const py::object& exception) {
+  constexpr int kMostCauses = 4;
+  std::string text = text_of(exception);
+  py::object own = exception;
+  for (int i = 0; i < kMostCauses; ++i) {
+    own = py::reinterpret_steal<py::object>(PyException_GetCause(own.ptr()));
+    if (!own) break;
+    text += "\nbecause of " + text_of(own);
+  }
+  return text;
+}
+
 py::object as_python(const std::exception_ptr& pointer);
 
 /// An exception of one of our classes. What is nested in a C++ error becomes its cause; if that is no Exception, such
@@ -117,7 +130,7 @@ void translate(std::exception_ptr pointer) {
 
 PythonError::PythonError(py::error_already_set& error) {
   py::object own = exception_of(error);
-  text_ = text_of(own);
+  text_ = text_with_causes(own);
   exception_ = Owned(std::move(own));
 }
 

@@ -37,6 +37,16 @@ void barrier(WorldBox& box) {
   together(world, [&] { world.everyone().barrier(); });
 }
 
+/// The largest of the ranks' numbers.
+std::int64_t maximum(WorldBox& box, std::int64_t own) {
+  World& world = box.world();
+  box.begin_step();
+  const py::gil_scoped_release no_gil;
+  const at::Tensor largest = at::full({1}, own, at::kLong);
+  together(world, [&] { world.everyone().all_reduce(largest, Reduction::kMax); });
+  return largest.item<std::int64_t>();
+}
+
 }  // namespace
 
 World& WorldBox::world() const {
@@ -73,6 +83,7 @@ void bind_worlds(py::module_& module) {
       .def_property_readonly("device", [](const Box& box) { return box.world().device(); })
       .def_property_readonly("is_open", &Box::is_open)
       .def("barrier", &barrier)
+      .def("maximum", &maximum)
       .def("share_of", [](const Box& box, const at::Tensor& batch) { return box.world().share_of(batch); })
       .def(
           "close", [](Box& box) { box.close(); }, py::call_guard<py::gil_scoped_release>());

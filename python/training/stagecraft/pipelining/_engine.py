@@ -10,17 +10,19 @@ interpreter would have called can be told from the original:
     inputs      plain tensors without gradients
     torch       no profiler, no anomaly detection, no dispatch modes
 
-Anything else stays with the interpreter. So does a pipeline of several ranks: all ranks would have to choose the same engine.
+Anything else stays with the interpreter. The ranks of a pipeline must all choose the same: if all of them look usual at the first
+step (see agree_on_mode), they ask each other before every step whether it is of this kind on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter, is_
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch._dynamo import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -44,29 +46,85 @@ class Engine(Protocol):
         """Runs all actions of this rank for one step. On failure the schedule must be able to start another step."""
 
 
+# What a rank says before a step; the largest counts.
+_READY, _NEEDS_ANOTHER, _CANNOT = range(3)
+
+
 def faster_engine(schedule: _PipelineSchedule, step: Step) -> Engine | None:
-    """An engine that runs this step with the same result as the interpreter, or None."""
+    """An engine that runs this step with the same result as the interpreter, or None. The same on all ranks."""
     stages = schedule._local_stages()
-    if not (schedule._has_backward and _is_stock(schedule, stages) and _is_ordinary(schedule, stages, step)):
+    if type(stages[0]) is not PipelineStage:
+        return None
+    alone = stages[0].group_size == 1
+    if not alone and not schedule._ranks_may_share:
+        return None
+    made_from = _made_from(schedule, stages, step)
+    known = schedule._engine
+    is_new = made_from is not None and (known is None or not _same(known[0], made_from))
+    if is_new and not _is_possible(schedule):
+        known, is_new = _kept(schedule, made_from, None), False
+    can = made_from is not None and (is_new or known[1] is not None)
+    if not alone:
+        from . import _ranks
+
+        world = _ranks.world_of(stages[0].group)
+        if world is None:
+            schedule._ranks_may_share = False
+            return None
+        said = world.maximum(_CANNOT if not can else _NEEDS_ANOTHER if is_new else _READY)
+        can, is_new = said < _CANNOT, said == _NEEDS_ANOTHER
+    if not can:
+        return None
+    if is_new:
+        known = _kept(schedule, made_from, _made(schedule, stages, made_from))
+    return known[1]
+
+
+def _kept(schedule: _PipelineSchedule, made_from: tuple, engine: Engine | None) -> tuple[Any, Engine | None]:
+    schedule._engine = ((list(made_from[0]), *made_from[1:]), engine)
+    return schedule._engine
+
+
+def may_share(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase]) -> bool:
+    """Whether a rank of several, before its first step, looks as if the C++ runtime could run its steps."""
+    if not (schedule._has_backward and _is_stock(schedule, stages) and _is_available()):
+        return False
+    on_cpu = all(torch.device(stage.device).type == "cpu" for stage in stages)
+    return on_cpu and stages[0].group_size > 1 and dist.get_backend(stages[0].group) == "gloo"
+
+
+def _made_from(schedule: _PipelineSchedule, stages: list[_PipelineStageBase], step: Step) -> tuple | None:
+    """What an engine for this step depends on; None if there is none."""
+    if not (schedule._has_backward and _is_stock(schedule, stages) and _is_ordinary(stages, step)):
         return None
     weights = _weights(stages)
     if weights is None:
         return None
     rows, rank = schedule._rows()
-    made_from = (rows[rank], [stage.submod for stage in stages], weights, schedule._n_microbatches)
-    known = schedule._engine
-    # Lists of tensors compare by identity first, and a differing tensor must not be compared by value.
-    if known is None or not _same(known[0], made_from):
-        known = schedule._engine = ((list(rows[rank]), *made_from[1:]), _made(stages, rows, rank, weights, schedule))
-    return known[1]
+    return rows[rank], [stage.submod for stage in stages], weights, schedule._n_microbatches
 
 
-def _made(stages: list, rows: Any, rank: int, weights: list, schedule: _PipelineSchedule) -> Engine | None:
+def _is_available() -> bool:
     try:
-        from . import _native
+        from . import _native  # noqa: F401
     except ImportError:
-        return None
-    return _native.made(stages, rows, rank, weights, schedule._n_microbatches)
+        return False
+    return True
+
+
+def _is_possible(schedule: _PipelineSchedule) -> bool:
+    if not _is_available():
+        return False
+    from . import _native
+
+    return _native.trains(schedule._rows()[0], schedule._num_stages, schedule._n_microbatches)
+
+
+def _made(schedule: _PipelineSchedule, stages: list, made_from: tuple) -> Engine | None:
+    from . import _native
+
+    rows, rank = schedule._rows()
+    return _native.made(stages, rows, rank, made_from[2], schedule._n_microbatches)
 
 
 def _same(known: tuple, now: tuple) -> bool:
@@ -115,7 +173,7 @@ def register_stock(kinds: Iterable[type]) -> None:
     _stock_schedules.update((kind, _Original(kind)) for kind in kinds)
 
 
-def _is_stock(schedule: _PipelineSchedule, stages: list[_PipelineStageBase]) -> bool:
+def _is_stock(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase]) -> bool:
     original = _stock_schedules.get(type(schedule))
     return (
         original is not None
@@ -130,8 +188,8 @@ def _is_stock(schedule: _PipelineSchedule, stages: list[_PipelineStageBase]) -> 
 # Nothing unusual
 
 
-def _is_ordinary(schedule: _PipelineSchedule, stages: list[PipelineStage], step: Step) -> bool:
-    if stages[0].group_size != 1 or len(stages) != stages[0].num_stages:
+def _is_ordinary(stages: list[PipelineStage], step: Step) -> bool:
+    if stages[0].group_size == 1 and len(stages) != stages[0].num_stages:
         return False
     if torch.autograd._profiler_enabled() or torch.is_anomaly_enabled() or torch.is_inference_mode_enabled():
         return False

@@ -28,35 +28,43 @@ if TYPE_CHECKING:
     from ._manual_stage import PipelineStage
 
 
-def agree_on_mode(stages: Sequence[PipelineStage], has_backward: bool) -> None:
+_STATIC, _SHARED = 1, 2
+
+
+def agree_on_mode(stages: Sequence[PipelineStage], has_backward: bool, may_share: bool) -> bool:
     """Sets the mode of all stages: static if every stage of the pipeline can do without running.
 
-    The vote goes through the stages from first to last, the result back; that also opens all connections.
+    Returns whether all ranks may share an engine. The vote goes through the stages from first to last, the result back; that also
+    opens all connections.
     """
-    vote = True
+    vote = _STATIC | _SHARED
     for stage in stages:
         if not stage.is_first and not stage._is_same_rank(stage.stage_index - 1):
-            vote = _receive_bool(stage, stage.stage_index - 1)
-        vote = vote and stage._can_be_static(has_backward)
+            vote = _receive_vote(stage, stage.stage_index - 1)
+        if not stage._can_be_static(has_backward):
+            vote &= ~_STATIC
+        if not may_share:
+            vote &= ~_SHARED
         if not stage.is_last and not stage._is_same_rank(stage.stage_index + 1):
-            _send_bool(stage, stage.stage_index + 1, vote)
+            _send_vote(stage, stage.stage_index + 1, vote)
     for stage in reversed(stages):
         if not stage.is_last and not stage._is_same_rank(stage.stage_index + 1):
-            vote = _receive_bool(stage, stage.stage_index + 1)
-        stage._inference_mode = InferenceMode.STATIC if vote else InferenceMode.DYNAMIC
+            vote = _receive_vote(stage, stage.stage_index + 1)
+        stage._inference_mode = InferenceMode.STATIC if vote & _STATIC else InferenceMode.DYNAMIC
         if not stage.is_first and not stage._is_same_rank(stage.stage_index - 1):
-            _send_bool(stage, stage.stage_index - 1, vote)
+            _send_vote(stage, stage.stage_index - 1, vote)
+    return bool(vote & _SHARED)
 
 
-def _send_bool(stage: PipelineStage, to: int, value: bool) -> None:
-    tensor = torch.tensor([int(value)], dtype=torch.int32, device=stage.device)
+def _send_vote(stage: PipelineStage, to: int, vote: int) -> None:
+    tensor = torch.tensor([vote], dtype=torch.int32, device=stage.device)
     dist.send(tensor, group=stage.group, tag=CONTROL_TAG, group_dst=stage.stage_index_to_group_rank[to])
 
 
-def _receive_bool(stage: PipelineStage, source: int) -> bool:
+def _receive_vote(stage: PipelineStage, source: int) -> int:
     tensor = torch.zeros(1, dtype=torch.int32, device=stage.device)
     dist.recv(tensor, group=stage.group, tag=CONTROL_TAG, group_src=stage.stage_index_to_group_rank[source])
-    return bool(tensor.item())
+    return int(tensor.item())
 
 
 def send_object(stage: PipelineStage, to: int, value: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from stagecraft.torch import Error, StepError
 from stagecraft.torch._door import ScheduleRun
-from stagecraft.torch._worlds import World
+from stagecraft.torch._worlds import World, shared_world
 
 from ._actions import REDUCE_GRAD, B, F, I, W, _Action, _ComputationType
 from ._debug import map_debug_info
@@ -31,9 +31,7 @@ def made(
     weights: list[list[torch.nn.Parameter]],
     microbatches: int,
 ) -> NativeEngine | None:
-    """None if the C++ runtime refuses the table, which then is the interpreter's to run or to refuse."""
-    if not _trains(rows, stages[0].num_stages, microbatches):
-        return None
+    """None if the C++ runtime refuses the table, which then is the interpreter's to run or to refuse. All ranks call it."""
     try:
         return NativeEngine(stages, rows, rank, weights, microbatches)
     except Error as refused:
@@ -41,7 +39,7 @@ def made(
         return None
 
 
-def _trains(rows: Mapping[int, Sequence[_Action | None]], stages: int, microbatches: int) -> bool:
+def trains(rows: Mapping[int, Sequence[_Action | None]], stages: int, microbatches: int) -> bool:
     """Whether every stage runs every microbatch forward and backward, once."""
     parts = Counter(
         (part.stage_index, part.computation_type, part.microbatch_index)
@@ -79,7 +77,7 @@ class _Losses:
 
 
 class NativeEngine:
-    """All stages of a pipeline of one rank."""
+    """The stages of a rank."""
 
     def __init__(
         self,
@@ -96,11 +94,14 @@ class NativeEngine:
         scaled = {action.stage_index for action in rows[rank] if action is not None and action.computation_type is REDUCE_GRAD}
         self._weights = [weight for own in weights for weight in own]
         self._scaled = [weight for stage, own in zip(stages, weights, strict=True) if stage.stage_index in scaled for weight in own]
-        self._targets = list(range(microbatches))
+        self._is_first = any(stage.is_first for stage in stages)
+        self._targets = list(range(microbatches)) if self._last is not None else []
         self._losses = _Losses()
         owners = [(_Owner(stage.submod), stage.stage_index) for stage in stages]
         texts = [[None if action is None else str(action) for action in rows[key]] for key in sorted(rows)]
-        self._run = ScheduleRun(World.alone(), owners, texts, microbatches=microbatches, loss=self._losses)
+        alone = stages[0].group_size == 1
+        world = World.alone() if alone else shared_world(stages[0].group)
+        self._run = ScheduleRun(world, owners, texts, microbatches=microbatches, loss=self._losses)
         for (owner, _), stage in zip(owners, stages, strict=True):
             owner.submod = _forward(stage)
 
@@ -113,7 +114,12 @@ class NativeEngine:
             weight.grad = None
         self._losses.step = step
         try:
-            losses, outputs = self._run.step(step.arg_mbs, step.kwarg_mbs, self._targets, return_outputs=step.return_outputs)
+            losses, outputs = self._run.step(
+                step.arg_mbs if self._is_first else [],
+                step.kwarg_mbs,
+                self._targets,
+                return_outputs=step.return_outputs and self._last is not None,
+            )
         except BaseException as error:
             for weight in self._weights if scaled else ():
                 weight.grad = None

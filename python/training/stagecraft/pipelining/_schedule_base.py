@@ -74,6 +74,8 @@ class _PipelineSchedule(ABC):
         self._compiled: tuple[Any, Program] | None = None
         # The C++ engine, if a step was of its kind, and what it was made from.
         self._engine: tuple[Any, _engine.Engine | None] | None = None
+        # Whether the ranks of this pipeline ask each other, step by step, if all of them can run it with that engine.
+        self._ranks_may_share = False
 
     # What a kind of schedule says
 
@@ -300,7 +302,7 @@ class _PipelineSchedule(ABC):
         p2p_done: the connections are open.
         """
         if all(isinstance(stage, PipelineStage) for stage in stages):
-            _inference.agree_on_mode(stages, has_backward)
+            self._ranks_may_share = _inference.agree_on_mode(stages, has_backward, _engine.may_share(self, stages))
         elif not p2p_done:
             _wait_batch_p2p(_batch_p2p([op for stage in stages for op in stage._get_init_p2p_neighbors_ops()]))
 

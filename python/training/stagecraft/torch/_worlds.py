@@ -83,6 +83,10 @@ class World:
     def device(self) -> torch.device:
         return self._box.device
 
+    def maximum(self, number: int) -> int:
+        """The largest number that a rank of the world gives; all of them call it."""
+        return self._box.maximum(number)
+
     def barrier(self) -> None:
         """Returns when all ranks have called it; raises if one of them fails or is lost."""
         self._box.barrier()
@@ -147,8 +151,11 @@ def run_ranks(
 _shared: dict = {}  # id of a process group -> (group, its world)
 
 
-def shared_world(group: Any = None, *, timeout: float = 300.0) -> World:
-    """The one world of a process group that front ends share, made at the first call: then all ranks of the group must call it."""
+def shared_world(group: Any = None, *, timeout: float = 300.0, make: bool = True) -> World | None:
+    """The one world of a process group that front ends share, made at the first call: then all ranks of the group must call it.
+
+    With make=False: None if there is none yet.
+    """
     import torch.distributed as dist
 
     group = _process_group(group)
@@ -160,6 +167,8 @@ def shared_world(group: Any = None, *, timeout: float = 300.0) -> World:
             world.close()
     known = _shared.get(id(group))
     if known is None or not known[1]._box.is_open:
+        if not make:
+            return None
         known = _shared[id(group)] = (group, World(group, timeout=timeout))
     return known[1]
 

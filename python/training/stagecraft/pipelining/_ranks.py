@@ -1,0 +1,47 @@
+"""The C++ runtime's world of the ranks of a pipeline, over the process group of its stages."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.distributed as dist
+
+from stagecraft.torch import Error
+from stagecraft.torch._worlds import World, shared_world
+
+logger = logging.getLogger("stagecraft.pipelining.schedules")
+
+_USUAL_TIMEOUT = 1800.0
+_refused: set[int] = set()  # ids of groups whose ranks cannot all join a world
+
+
+def world_of(group: dist.ProcessGroup | None) -> World | None:
+    """The world of a group, made at the first call, by all of its ranks; None on all of them if one could not join."""
+    group = dist.group.WORLD if group is None else group
+    if id(group) in _refused:
+        return None
+    known = shared_world(group, make=False)
+    if known is not None:
+        return known
+    world, joined = None, torch.ones(1, dtype=torch.int32)
+    try:
+        world = shared_world(group, timeout=_timeout(group))
+    except Error as refused:
+        logger.warning("the interpreter runs this pipeline: %s", refused)
+        joined.zero_()
+    dist.all_reduce(joined, dist.ReduceOp.MIN, group=group)
+    if joined.item():
+        return world
+    _refused.add(id(group))
+    if world is not None:
+        world.close()
+    return None
+
+
+def _timeout(group: dist.ProcessGroup) -> float:
+    """The group's own: as long as its ranks wait for each other."""
+    try:
+        return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    except (AttributeError, RuntimeError):
+        return _USUAL_TIMEOUT
