@@ -13,7 +13,7 @@ from stagecraft.torch._worlds import World, shared_world
 logger = logging.getLogger("stagecraft.pipelining.schedules")
 
 _USUAL_TIMEOUT = 1800.0
-_refused: set[int] = set()  # ids of groups whose ranks cannot all join a world
+_refused: dict[int, dist.ProcessGroup] = {}  # by id: groups whose ranks cannot all join a world
 
 
 def world_of(group: dist.ProcessGroup | None) -> World | None:
@@ -33,7 +33,7 @@ def world_of(group: dist.ProcessGroup | None) -> World | None:
     dist.all_reduce(joined, dist.ReduceOp.MIN, group=group)
     if joined.item():
         return world
-    _refused.add(id(group))
+    _refused[id(group)] = group
     if world is not None:
         world.close()
     return None
