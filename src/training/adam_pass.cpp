@@ -7,7 +7,7 @@
 namespace stagecraft {
 namespace {
 
-/// What is the same for all elements, rounded to the type of the parameter as LibTorch does.
+/// What is the same for all elements, rounded to the type of the parameter.
 template <typename T>
 struct Factors {
   explicit Factors(const AdamNumbers& numbers)
@@ -17,11 +17,11 @@ struct Factors {
         rest1(static_cast<T>(1 - numbers.beta1)),
         beta2(static_cast<T>(numbers.beta2)),
         rest2(static_cast<T>(1 - numbers.beta2)),
-        root(static_cast<T>(std::sqrt(1 - std::pow(numbers.beta2, numbers.step)))),
+        inverse_root(static_cast<T>(1 / std::sqrt(1 - std::pow(numbers.beta2, numbers.step)))),
         epsilon(static_cast<T>(numbers.epsilon)),
         size(static_cast<T>(-numbers.rate / (1 - std::pow(numbers.beta1, numbers.step)))) {}
 
-  T keep, decay, beta1, rest1, beta2, rest2, root, epsilon, size;
+  T keep, decay, beta1, rest1, beta2, rest2, inverse_root, epsilon, size;
 };
 
 template <bool kDecaysGradients, typename T>
@@ -32,7 +32,7 @@ void update(T* __restrict parameter, const T* __restrict gradient, T* __restrict
     if constexpr (kDecaysGradients) g += f.decay * parameter[i];
     average[i] = average[i] * f.beta1 + f.rest1 * g;
     square[i] = square[i] * f.beta2 + f.rest2 * g * g;
-    parameter[i] = parameter[i] * f.keep + f.size * average[i] / (std::sqrt(square[i]) / f.root + f.epsilon);
+    parameter[i] = parameter[i] * f.keep + f.size * average[i] / (std::sqrt(square[i]) * f.inverse_root + f.epsilon);
   }
 }
 

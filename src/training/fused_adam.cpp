@@ -6,7 +6,10 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <map>
+#include <system_error>
+#include <thread>
 
 #include "adam_pass.h"
 
@@ -18,7 +21,8 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
 };
 
-constexpr std::int64_t kElementsPerTask = 1 << 15;
+/// Fewer are not worth a thread of their own, which takes some ten microseconds to start.
+constexpr std::int64_t kElementsPerThread = 1 << 17;
 
 /// Whether one pass can take a parameter with a gradient or state like `other`.
 bool fits_one_pass(const at::Tensor& parameter, const at::Tensor& other) {
@@ -28,16 +32,49 @@ bool fits_one_pass(const at::Tensor& parameter, const at::Tensor& other) {
          other.sizes() == parameter.sizes() && other.strides() == parameter.strides();
 }
 
-template <typename T>
-void one_pass(const at::Tensor& parameter, const at::Tensor& average, const at::Tensor& square,
-              const AdamNumbers& numbers) {
-  T* const p = parameter.mutable_data_ptr<T>();
-  const T* const g = parameter.grad().const_data_ptr<T>();
-  T* const a = average.mutable_data_ptr<T>();
-  T* const s = square.mutable_data_ptr<T>();
-  at::parallel_for(0, parameter.numel(), kElementsPerTask, [&](std::int64_t begin, std::int64_t end) {
-    adam_pass(p + begin, g + begin, a + begin, s + begin, end - begin, numbers);
-  });
+/// A parameter of float32 or float64 whose gradient and state have its strides.
+struct Pass {
+  at::Tensor parameter, average, square;
+  AdamNumbers numbers;
+
+  void run(std::int64_t begin, std::int64_t end) const {
+    parameter.scalar_type() == at::kFloat ? run_as<float>(begin, end) : run_as<double>(begin, end);
+  }
+
+ private:
+  template <typename T>
+  void run_as(std::int64_t begin, std::int64_t end) const {
+    adam_pass(parameter.mutable_data_ptr<T>() + begin, parameter.grad().const_data_ptr<T>() + begin,
+              average.mutable_data_ptr<T>() + begin, square.mutable_data_ptr<T>() + begin, end - begin, numbers);
+  }
+};
+
+/// Divides all elements among the threads that an operation may use. (at::parallel_for is a plain loop in code that is
+/// not compiled for OpenMP.)
+void run_all(const std::vector<Pass>& passes) {
+  std::int64_t total = 0;
+  for (const Pass& pass : passes) total += pass.parameter.numel();
+  const std::int64_t threads = std::clamp<std::int64_t>(total / kElementsPerThread, 1, at::get_num_threads());
+  const auto work = [&](std::int64_t share) {
+    const std::int64_t begin = total * share / threads, end = total * (share + 1) / threads;
+    std::int64_t place = 0;
+    for (const Pass& pass : passes) {
+      const std::int64_t count = pass.parameter.numel();
+      const std::int64_t from = std::clamp<std::int64_t>(begin - place, 0, count);
+      const std::int64_t to = std::clamp<std::int64_t>(end - place, 0, count);
+      if (from < to) pass.run(from, to);
+      place += count;
+    }
+  };
+  std::vector<std::thread> helpers;
+  std::int64_t started = 1;
+  try {
+    for (; started < threads; ++started) helpers.emplace_back(work, started);
+  } catch (const std::system_error&) {  // no more threads: this one does the rest
+  }
+  work(0);
+  for (std::int64_t share = started; share < threads; ++share) work(share);
+  for (std::thread& helper : helpers) helper.join();
 }
 
 template <typename State>
@@ -78,6 +115,7 @@ bool step(torch::optim::Optimizer& optimizer, AdamKernels kernels, bool decays_g
       if (!allows<State>(optimizer, parameter, kernels)) return false;
     }
   }
+  std::vector<Pass> passes;
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     const auto [beta1, beta2] = options.betas();
@@ -87,10 +125,11 @@ bool step(torch::optim::Optimizer& optimizer, AdamKernels kernels, bool decays_g
       State& state = state_of<State>(optimizer, parameter);
       state.step(state.step() + 1);
       if (kernels == AdamKernels::kOnePass) {
-        const bool is_float = parameter.scalar_type() == at::kFloat;
-        (is_float ? one_pass<float> : one_pass<double>)(parameter, state.exp_avg(), state.exp_avg_sq(),
-                                                        {options.lr(), beta1, beta2, options.weight_decay(),
-                                                         options.eps(), state.step(), decays_gradients});
+        passes.push_back(
+            {parameter,
+             state.exp_avg(),
+             state.exp_avg_sq(),
+             {options.lr(), beta1, beta2, options.weight_decay(), options.eps(), state.step(), decays_gradients}});
         continue;
       }
       Batch& batch = batches[{parameter.scalar_type(), state.step()}];
@@ -109,6 +148,7 @@ bool step(torch::optim::Optimizer& optimizer, AdamKernels kernels, bool decays_g
              options.lr(), beta1, beta2, options.weight_decay(), options.eps());
     }
   }
+  run_all(passes);
   return true;
 }
 
