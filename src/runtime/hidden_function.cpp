@@ -19,6 +19,7 @@ struct Loaded {
   std::string file_name;
   std::string path;
   ElfW(Addr) base = 0;
+  std::string_view code;
 };
 
 int find_library(dl_phdr_info* object, std::size_t /*size*/, void* wanted) {
@@ -26,6 +27,12 @@ int find_library(dl_phdr_info* object, std::size_t /*size*/, void* wanted) {
   if (std::filesystem::path(object->dlpi_name).filename() != loaded.file_name) return 0;
   loaded.path = object->dlpi_name;
   loaded.base = object->dlpi_addr;
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || (part.p_flags & PF_X) == 0) continue;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    loaded.code = {reinterpret_cast<const char*>(object->dlpi_addr + part.p_vaddr), part.p_memsz};
+  }
   return 1;
 }
 
@@ -69,11 +76,16 @@ T item(std::string_view bytes, std::size_t index) {
   return value;
 }
 
-/// The function's address in the library; 0 if it has none of this name.
-ElfW(Addr) value_in(const MappedFile& file, const std::string& name) {
+/// Its header; nothing at all for another kind of file.
+ElfW(Ehdr) header_of(const MappedFile& file) {
   const std::string_view start = file.part(0, sizeof(ElfW(Ehdr)));
-  if (start.empty() || start.substr(0, SELFMAG) != ELFMAG || start[EI_CLASS] != ELFCLASS64) return 0;
-  const auto header = item<ElfW(Ehdr)>(start, 0);
+  if (start.empty() || start.substr(0, SELFMAG) != ELFMAG || start[EI_CLASS] != ELFCLASS64) return {};
+  return item<ElfW(Ehdr)>(start, 0);
+}
+
+/// The function of this name; of size 0 if there is none.
+ElfW(Sym) find_function(const MappedFile& file, const std::string& name) {
+  const ElfW(Ehdr) header = header_of(file);
   const std::string_view sections = file.part(header.e_shoff, header.e_shnum * sizeof(ElfW(Shdr)));
   for (std::size_t i = 0; i < count_of<ElfW(Shdr)>(sections); ++i) {
     const auto table = item<ElfW(Shdr)>(sections, i);
@@ -87,21 +99,39 @@ ElfW(Addr) value_in(const MappedFile& file, const std::string& name) {
     const auto place = static_cast<std::size_t>(static_cast<const char*>(found) - text.data()) + 1;
     for (std::size_t k = 0; k < count_of<ElfW(Sym)>(symbols); ++k) {
       const auto symbol = item<ElfW(Sym)>(symbols, k);
-      if (symbol.st_name == place && (symbol.st_info & 0xf) == STT_FUNC && symbol.st_shndx != SHN_UNDEF)
-        return symbol.st_value;
+      if (symbol.st_name == place && (symbol.st_info & 0xf) == STT_FUNC && symbol.st_shndx != SHN_UNDEF) return symbol;
     }
   }
-  return 0;
+  return {};
+}
+
+/// Whether the function's code is what the file says: the file may have been replaced since the library was loaded.
+bool is_loaded(const MappedFile& file, const ElfW(Sym) & function, const Loaded& loaded) {
+  const ElfW(Addr) place = loaded.base + function.st_value - reinterpret_cast<ElfW(Addr)>(loaded.code.data());
+  if (place > loaded.code.size() || function.st_size > loaded.code.size() - place) return false;
+  const ElfW(Ehdr) header = header_of(file);
+  const std::string_view parts = file.part(header.e_phoff, header.e_phnum * sizeof(ElfW(Phdr)));
+  for (std::size_t i = 0; i < count_of<ElfW(Phdr)>(parts); ++i) {
+    const auto part = item<ElfW(Phdr)>(parts, i);
+    const bool holds = part.p_type == PT_LOAD && function.st_value >= part.p_vaddr &&
+                       function.st_value - part.p_vaddr + function.st_size <= part.p_filesz;
+    if (!holds) continue;
+    const std::string_view saved = file.part(part.p_offset + (function.st_value - part.p_vaddr), function.st_size);
+    return !saved.empty() && saved == loaded.code.substr(place, function.st_size);
+  }
+  return false;
 }
 
 }  // namespace
 
 void* hidden_function(const std::string& library, const std::string& name) {
-  Loaded loaded{.file_name = library, .path = {}};
+  Loaded loaded{.file_name = library, .path = {}, .code = {}};
   dl_iterate_phdr(find_library, &loaded);
   if (loaded.path.empty()) return nullptr;
-  const ElfW(Addr) value = value_in(MappedFile(loaded.path), name);
-  return value == 0 ? nullptr : reinterpret_cast<void*>(loaded.base + value);  // NOLINT(performance-no-int-to-ptr)
+  const MappedFile file(loaded.path);
+  const ElfW(Sym) function = find_function(file, name);
+  if (function.st_size == 0 || !is_loaded(file, function, loaded)) return nullptr;
+  return reinterpret_cast<void*>(loaded.base + function.st_value);  // NOLINT(performance-no-int-to-ptr)
 }
 
 }  // namespace stagecraft
