@@ -71,7 +71,7 @@ def faster_engine(schedule: _PipelineSchedule, step: Step) -> Engine | None:
         if world is None:
             schedule._ranks_may_share = False
             return None
-        said = world.maximum(_CANNOT if not can else _NEEDS_ANOTHER if is_new else _READY)
+        said = _ranks.largest(world, _CANNOT if not can else _NEEDS_ANOTHER if is_new else _READY)
         can, is_new = said < _CANNOT, said == _NEEDS_ANOTHER
     if not can:
         return None

@@ -58,6 +58,15 @@ def trains(rows: Mapping[int, Sequence[_Action | None]], stages: int, microbatch
     return True
 
 
+def _as_upstream(error: BaseException) -> BaseException:
+    """What torch.distributed raises when another rank fails or is lost is a RuntimeError."""
+    if not isinstance(error, Error):
+        return error
+    told = RuntimeError(str(error))
+    told.__cause__ = error
+    return told
+
+
 class _Owner:
     """Stands for a stage: the runtime calls what `submod` is at that time."""
 
@@ -127,7 +136,7 @@ class NativeEngine:
                 weight.grad = grad
             action = self._tell(error)
             if not isinstance(error, StepError) or error.__cause__ is None:
-                raise
+                raise _as_upstream(error)
             if action is not None and action.computation_type in (B, I, W) and isinstance(error.__cause__, Exception):
                 raise RuntimeError(f"Failed to run stage backward: {action}") from error.__cause__
             raise error.__cause__ from error.__cause__.__cause__

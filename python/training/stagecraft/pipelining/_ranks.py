@@ -39,6 +39,14 @@ def world_of(group: dist.ProcessGroup | None) -> World | None:
     return None
 
 
+def largest(world: World, number: int) -> int:
+    """The largest number that a rank of the world gives."""
+    try:
+        return world.maximum(number)
+    except Error as error:
+        raise RuntimeError(str(error)) from error
+
+
 def _timeout(group: dist.ProcessGroup) -> float:
     """The group's own: as long as its ranks wait for each other."""
     try:
