@@ -75,6 +75,11 @@ void run_all(const std::vector<Pass>& passes) {
   work(0);
   for (std::int64_t share = started; share < threads; ++share) work(share);
   for (std::thread& helper : helpers) helper.join();
+  // As operations in place do: a graph that still needs the old values must not compute with the new ones.
+  for (const Pass& pass : passes) {
+    for (const at::Tensor& changed : {pass.parameter, pass.average, pass.square})
+      changed.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 template <typename State>
@@ -88,7 +93,7 @@ bool allows(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, Ada
   }
   if (!fits_one_pass(parameter, gradient)) return false;
   const auto kept = optimizer.state().find(parameter.unsafeGetTensorImpl());
-  if (kept == optimizer.state().end()) return true;
+  if (kept == optimizer.state().end() || !kept->second) return true;
   const auto& state = static_cast<const State&>(*kept->second);
   return fits_one_pass(parameter, state.exp_avg()) && fits_one_pass(parameter, state.exp_avg_sq());
 }

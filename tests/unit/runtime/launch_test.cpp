@@ -80,13 +80,20 @@ TEST(Launch, RanksAsThreadsComputeWithOneDnn) {
 }
 
 #if defined(__aarch64__) && defined(__linux__)
-TEST(Launch, RanksAsThreadsShareNoPrimitivesOfOneDnn) {
+/// How many primitives oneDNN keeps after a run; -1 if it does not say.
+int capacity_after(int ranks) {
   void* const function = hidden_function("libtorch_cpu.so", "dnnl_get_primitive_cache_capacity");
-  ASSERT_NE(function, nullptr);
-  run_ranks({.ranks = 2}, [](World&) {});
+  run_ranks({.ranks = ranks}, [](World&) {});
   int capacity = -1;
-  EXPECT_EQ(reinterpret_cast<int (*)(int*)>(function)(&capacity), 0);
-  EXPECT_EQ(capacity, 0);
+  if (function != nullptr) reinterpret_cast<int (*)(int*)>(function)(&capacity);
+  return capacity;
+}
+
+TEST(Launch, RanksAsThreadsShareNoPrimitivesOfOneDnn) { EXPECT_EQ(capacity_after(2), 0); }
+
+TEST(LaunchDeathTest, OneRankKeepsThePrimitivesOfOneDnn) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a new process, in which nobody has run two
+  EXPECT_EXIT(std::_Exit(capacity_after(1) > 0 ? 0 : 1), testing::ExitedWithCode(0), "");
 }
 #endif
 

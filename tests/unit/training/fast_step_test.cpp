@@ -73,6 +73,15 @@ TEST(FusedAdam, LeavesOtherStridesAndTypesToTheirOwnStep) {
   EXPECT_FALSE(at::equal(small, at::ones_like(small)));
 }
 
+TEST(FusedAdam, AGraphOfTheOldWeightsIsRefused) {
+  at::Tensor weight = at::ones({3}).set_requires_grad(true);
+  const at::Tensor loss = (weight * weight).sum();
+  weight.mutable_grad() = at::ones({3});
+  torch::optim::AdamW optimizer({weight}, 0.1);
+  fast_step(optimizer);
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
 // Shards end anywhere, and threads take any part.
 TEST(FusedAdam, AShardHasTheBitsOfTheWhole) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) {

@@ -16,6 +16,7 @@ from stagecraft.torch._worlds import World, shared_world
 from ._actions import REDUCE_GRAD, B, F, I, W, _Action, _ComputationType
 from ._debug import map_debug_info
 from ._order_text import _format_pipeline_order
+from ._ranks import as_upstream
 
 if TYPE_CHECKING:
     from ._manual_stage import PipelineStage
@@ -56,15 +57,6 @@ def trains(rows: Mapping[int, Sequence[_Action | None]], stages: int, microbatch
             if (forward, whole, inputs, weights) not in ((1, 1, 0, 0), (1, 0, 1, 1)):
                 return False
     return True
-
-
-def _as_upstream(error: BaseException) -> BaseException:
-    """What torch.distributed raises when another rank fails or is lost is a RuntimeError."""
-    if not isinstance(error, Error):
-        return error
-    told = RuntimeError(str(error))
-    told.__cause__ = error
-    return told
 
 
 class _Owner:
@@ -136,7 +128,7 @@ class NativeEngine:
                 weight.grad = grad
             action = self._tell(error)
             if not isinstance(error, StepError) or error.__cause__ is None:
-                raise _as_upstream(error)
+                raise as_upstream(error)
             if action is not None and action.computation_type in (B, I, W) and isinstance(error.__cause__, Exception):
                 raise RuntimeError(f"Failed to run stage backward: {action}") from error.__cause__
             raise error.__cause__ from error.__cause__.__cause__

@@ -44,7 +44,16 @@ def largest(world: World, number: int) -> int:
     try:
         return world.maximum(number)
     except Error as error:
-        raise RuntimeError(str(error)) from error
+        raise as_upstream(error)
+
+
+def as_upstream(error: BaseException) -> BaseException:
+    """What torch.distributed raises when another rank fails or is lost is a RuntimeError."""
+    if not isinstance(error, Error):
+        return error
+    told = RuntimeError(str(error))
+    told.__cause__ = error
+    return told
 
 
 def _timeout(group: dist.ProcessGroup) -> float:
