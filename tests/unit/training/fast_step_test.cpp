@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "fused_adam.h"
+#include "stagecraft/stagecraft.h"
 
 namespace stagecraft {
 namespace {
@@ -71,6 +72,54 @@ TEST(FusedAdam, LeavesOtherStridesAndTypesToTheirOwnStep) {
   EXPECT_FALSE(fused_adam_step(low, AdamKernels::kOnePass));
   fast_step(low);
   EXPECT_FALSE(at::equal(small, at::ones_like(small)));
+}
+
+/// Losses of six steps of two stages.
+std::vector<double> losses_of(int replicas, Shard shard, bool is_mixed, bool is_fast) {
+  std::vector<double> losses;
+  run_ranks({.ranks = 2, .replicas = replicas, .threads_per_rank = 1}, [&](World& world) {
+    const at::Tensor weight =
+        ((at::arange(36) + 7 * world.rank().value).sin().view({6, 6}) * 0.5).set_requires_grad(true);
+    std::vector<Stage> stages;
+    stages.emplace_back(
+        world.rank().value,
+        [weight](const StageCall& call) -> Value { return at::tanh(at::matmul(call.tensor(0), weight)); },
+        NamedTensors{{"weight" + std::to_string(world.rank().value), weight}});
+    PipelineOptions options = {
+        .schedule = "1F1B",
+        .microbatches = 2,
+        .loss = [](const at::Tensor& output, const at::Tensor& target) { return (output - target).square().mean(); },
+        .shard = shard};
+    if (is_mixed) options.precision.compute = at::kBFloat16;
+    Pipeline pipeline(world, std::move(stages), options);
+    torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(0.05));
+    pipeline.attach(optimizer);
+    const at::Tensor x = at::arange(24).cos().view({4, 6});
+    for (int step = 0; step < 6; ++step) {
+      const StepResult result = pipeline.step({x}, {.target = x});
+      is_fast ? fast_step(optimizer) : static_cast<void>(optimizer.step());
+      optimizer.zero_grad();
+      if (world.is_last() && world.replica() == 0) losses.push_back(result.loss());
+    }
+  });
+  return losses;
+}
+
+// Copies of the weights in another type, and gathered ones, must follow.
+TEST(FusedAdam, TrainsWhatStepTrains) {
+  for (const bool is_mixed : {false, true}) {
+    for (const auto& [replicas, shard] : {std::pair(1, Shard::kNone), std::pair(2, Shard::kNone),
+                                          std::pair(2, Shard::kOptimizer), std::pair(2, Shard::kParameters)}) {
+      const std::vector<double> fast = losses_of(replicas, shard, is_mixed, true);
+      const std::vector<double> plain = losses_of(replicas, shard, is_mixed, false);
+      ASSERT_EQ(fast.size(), 6U);
+      EXPECT_LT(plain.back(), plain.front());
+      for (std::size_t i = 0; i < fast.size(); ++i) {
+        EXPECT_NEAR(fast[i], plain[i], is_mixed ? 2e-3 : 1e-6)
+            << shard_name(shard) << ", mixed " << is_mixed << ", step " << i;
+      }
+    }
+  }
 }
 
 TEST(FusedAdam, AGraphOfTheOldWeightsIsRefused) {
