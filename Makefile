@@ -246,8 +246,9 @@ build/python/types/.ready: Makefile
 	  || { echo "test-python: pip could not install mypy: check the network" >&2; exit 1; }
 	@touch $@
 
-# The first wheel alone in an empty environment (no torch, no numpy, nothing that could compile); then the second in the build folder; then both together.
+# Types, which take seconds; then the first wheel alone in an empty environment (no torch, no numpy, nothing that could compile); then the second in the build folder; then both together.
 test-python: together build/python/types/.ready  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
+	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
 	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
 	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl
@@ -255,7 +256,6 @@ test-python: together build/python/types/.ready  ## The schedule wheel in an emp
 	@ctest --preset python -j $(JOBS)
 	@cd tests/python/together && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest
 	@cd tests/python/schedule && PYTHONDONTWRITEBYTECODE=1 "$(abspath build/python/together)/bin/python" -m unittest test_costs test_simulation  # with numpy
-	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
 
 # What a user's pip does with the sources. It compiles both halves, a quarter of an hour without ccache: for releases, not for CI.
 test-sources: torch build/python/tools/.ready  ## Both Python packages built by pip from a clone, into empty environments, and tried there

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from stagecraft.torch import Error
-from stagecraft.torch._worlds import World, shared_world
+from stagecraft.torch._worlds import World, known_world, shared_world
 
 logger = logging.getLogger("stagecraft.pipelining.schedules")
 
@@ -21,7 +21,7 @@ def world_of(group: dist.ProcessGroup | None) -> World | None:
     group = dist.group.WORLD if group is None else group
     if id(group) in _refused:
         return None
-    known = shared_world(group, make=False)
+    known = known_world(group)
     if known is not None:
         return known
     world, joined = None, torch.ones(1, dtype=torch.int32)

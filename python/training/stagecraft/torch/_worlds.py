@@ -148,14 +148,21 @@ def run_ranks(
     return _runtime.run_ranks(run, ranks, replicas, threads_per_rank, timeout, devices)
 
 
-_shared: dict = {}  # id of a process group -> (group, its world)
+_shared: dict[int, tuple[Any, World]] = {}  # id of a process group -> (group, its world)
 
 
-def shared_world(group: Any = None, *, timeout: float = 300.0, make: bool = True) -> World | None:
-    """The one world of a process group that front ends share, made at the first call: then all ranks of the group must call it.
+def shared_world(group: Any = None, *, timeout: float = 300.0) -> World:
+    """The one world of a process group that front ends share, made at the first call: then all ranks of the group must call it."""
+    known = known_world(group)
+    if known is None:
+        group = _process_group(group)
+        known = World(group, timeout=timeout)
+        _shared[id(group)] = (group, known)
+    return known
 
-    With make=False: None if there is none yet.
-    """
+
+def known_world(group: Any = None) -> World | None:
+    """The shared world of a process group if it has been made and is open. Worlds of groups that were destroyed are closed."""
     import torch.distributed as dist
 
     group = _process_group(group)
@@ -165,12 +172,8 @@ def shared_world(group: Any = None, *, timeout: float = 300.0, make: bool = True
         except (ValueError, RuntimeError):  # destroyed
             del _shared[key]
             world.close()
-    known = _shared.get(id(group))
-    if known is None or not known[1]._box.is_open:
-        if not make:
-            return None
-        known = _shared[id(group)] = (group, World(group, timeout=timeout))
-    return known[1]
+    _, known = _shared.get(id(group), (None, None))
+    return known if known is not None and known._box.is_open else None
 
 
 def as_world(given: Any, device: torch.device | str = "cpu") -> World:
