@@ -161,6 +161,7 @@ PREFIX_PATH ?=
 define configure_gpu
 	@mkdir -p build/bench; $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "$@: $(PYTHON) has no torch that sees a GPU: give PYTHON=..." >&2; exit 1; }
 	@cmake -G Ninja -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DSTAGECRAFT_PARITY=OFF -DSTAGECRAFT_PYTHON="$$(command -v $(PYTHON))" \
+	  -DSTAGECRAFT_BUILD_PYTHON=$$($(PYTHON) -c 'import os, sysconfig; print("ON" if os.path.exists(sysconfig.get_path("include") + "/Python.h") else "OFF")') \
 	  -DCMAKE_PREFIX_PATH="$(PREFIX_PATH);$$($(PYTHON) -c 'import torch; print(torch.utils.cmake_prefix_path)')" > build/gpu.log 2>&1 || { tail -20 build/gpu.log; exit 1; }
 endef
 
@@ -170,8 +171,12 @@ ON_GPU = env $(if $(NCCL),LD_PRELOAD="$(abspath $(NCCL))") NCCL_MULTI_RANK_GPU_E
 
 test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (threads, MPI, NCCL); NCCL=path/to/libnccl.so.2
 	$(configure_gpu)
-	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test conformance_test crossings_test
+	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test conformance_test crossings_test \
+	  $$(grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt && echo stagecraft_python)
 	@ctest --test-dir build/gpu -L '^gpu$$' --output-on-failure --no-tests=error
+	@if grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt; then \
+	  echo "== stagecraft.torch" && cd tests/python/gpu && PYTHONPATH="$(abspath build/gpu/python)" PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest; \
+	  else echo "== stagecraft.torch: NOT TESTED, because $(PYTHON) has no headers: install python3-dev"; fi
 	@echo "== equivalence, threads" && STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
 	@for ranks in 2 4; do \
 	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
@@ -184,7 +189,7 @@ bench-gpu:  ## On a GPU: ours beside the installed torch, steps eager and as gra
 	$(configure_gpu)
 	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench gpu_prediction_bench memory_bench stagecraft stagecraft_train
 	@failed=0; \
-	  $(PYTHON) bench/gpu_step_bench.py --ours build/gpu/bin/gpu_step_bench --json build/bench/gpu_step.json || failed=1; \
+	  $(PYTHON) bench/gpu_step_bench.py --ours build/gpu/bin/gpu_step_bench $(if $(NCCL),--nccl "$(NCCL)") --json build/bench/gpu_step.json || failed=1; \
 	  build/gpu/bin/gpu_prediction_bench || failed=1; \
 	  build/gpu/bin/memory_bench cuda 16 2048 16 4 1024 bfloat16 4 || failed=1; \
 	  $(PYTHON) bench/gpu_gpt_bench.py --stagecraft build/gpu/bin/stagecraft --json build/bench/gpu_gpt.json || failed=1; \

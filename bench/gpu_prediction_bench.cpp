@@ -4,7 +4,8 @@
 //
 // One rank trains a GPT in four stages: schedules differ in what whole and split backwards take. Several ranks are
 // threads that share the GPU; for the time of one to be that of a device of its own, their kernels must fit side by
-// side: each is as wide as a fraction of the GPU (narrow_kernels.h), and a stage takes several. Of every family, two
+// side: each is as wide as a fraction of the GPU (narrow_kernels.h), and a stage takes several. Kernels are long enough
+// that the device is busy, not the host, whose times are those of whatever else runs there. Of every family, two
 // schedules are recorded, with events, and all are predicted from these and measured, eagerly, in turns. Prints tables.
 // The exit code is 1 when a prediction is off by more than 5 %, or "auto" ends more than 5 % above the fastest.
 
@@ -50,10 +51,10 @@ struct Work {
 
 Work gpt(const sc::World& world) {
   const bench::Setting setting{.layers = 8,
-                               .width = 1024,
+                               .width = 2048,
                                .microbatches = kMicrobatches,
                                .rows = 4,
-                               .length = 512,
+                               .length = 1024,
                                .type = at::kBFloat16,
                                .ranks = 1};
   Work work;
@@ -77,7 +78,7 @@ Work narrow(const sc::World& world, const std::vector<sc::StageId>& stages) {
     layer->to(world.device());
     work.stages.push_back(sc::make_stage(stage.value, layer));
   }
-  work.input = bench::narrow_input(rows * kMicrobatches, world.device());
+  work.input = bench::narrow_input(rows * kMicrobatches, world.device(), /*length=*/65536);
   work.target = at::zeros({rows * kMicrobatches}, work.input.options());
   work.loss = [](const at::Tensor& output, const at::Tensor&) { return output.mean(); };
   return work;

@@ -1,14 +1,17 @@
 """A training step of a GPT, four stages on one rank of a GPU: ours, eager and replayed as a graph, beside torch.distributed.pipelining.
 
-    python bench/gpu_step_bench.py --ours build/bin/gpu_step_bench [--json FILE]
+    python bench/gpu_step_bench.py --ours build/bin/gpu_step_bench [--nccl libnccl.so.2] [--json FILE]
 
-Fails (exit code 1) when a target is missed: the ratio of torch's time to that of our graph, for 1F1B and for zero bubble, and the ratio of our graph to a bare loop over
-the same modules that is captured too.
+Fails (exit code 1) when a target is missed: the ratio of torch's time to that of our graph, for 1F1B and for zero bubble, the ratio of our graph to a bare loop over
+the same modules that is captured too, and graphs that are slower than eager steps with 2 and 4 ranks: threads, and with --nccl processes. All share one GPU, for which
+NCCL has to be 2.30 or later.
 """
 
 import argparse
+import itertools
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -24,6 +27,9 @@ VOCABULARY, STAGES = 8192, 4
 # layers, width, microbatches, rows, length, type; times faster than torch's 1F1B, and than its zero bubble
 ROWS = [((8, 256, 8, 2, 128, "float"), 5, 10), ((16, 1024, 8, 4, 512, "bfloat16"), 2.4, 4.5), ((16, 2048, 16, 4, 1024, "bfloat16"), 1, 1 / 0.76)]
 MOST_OVER_BARE = 1.05
+MOST_OVER_EAGER = 1.05
+MOST_OF_NCCL = 1024  # width: ranks that share a GPU send slowly
+START = pathlib.Path(__file__).resolve().parent.parent / "tests/support/start_processes.py"
 
 
 def part(layers, width, stage):
@@ -66,9 +72,24 @@ def theirs(schedule_class, layers, width, microbatches, rows, length, kind):
     return best_of(step), torch.cuda.max_memory_reserved() / 1e9
 
 
+def several_ranks(ours, setting, ranks, nccl):
+    """Of a run with rank threads, or of processes with NCCL, which share the GPU: what it printed, or None if it failed."""
+    command, environment = [ours, *map(str, setting), str(ranks)], dict(os.environ)
+    if nccl:
+        command = [sys.executable, str(START), "-n", str(ranks), *command]
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(name, None)
+        environment.update(LD_PRELOAD=os.path.abspath(nccl), NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_NVLS_ENABLE="0", NCCL_MAX_CTAS="1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    print(done.stderr, end="")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[0]) if done.returncode == 0 and lines else None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True)
+    parser.add_argument("--nccl")
     parser.add_argument("--json")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -100,18 +121,20 @@ def main():
         print(f"  bare loop: eager {ours['bare eager']:.1f}, graph {ours['bare graph']:.1f}; ours over it {over:.3f}")
         if over > MOST_OVER_BARE:
             missed.append(f"{setting}: {over:.3f} times a captured bare loop, at most {MOST_OVER_BARE} wanted")
-        for ranks in (2, 4):
-            done = subprocess.run([options.ours, *map(str, setting), str(ranks)], capture_output=True, text=True, check=False)
-            print(done.stderr, end="")
-            if done.returncode != 0:
-                missed.append(f"{setting}: ours with {ranks} ranks failed")
+        libraries = [None, options.nccl] if options.nccl and width <= MOST_OF_NCCL else [None]
+        for nccl, ranks in itertools.product(libraries, (2, 4)):
+            kind = "NCCL ranks" if nccl else "rank threads"
+            times = several_ranks(options.ours, setting, ranks, nccl)
+            if times is None:
+                missed.append(f"{setting}: ours with {ranks} {kind} failed")
                 continue
-            threads = result[f"{ranks} ranks"] = json.loads(done.stdout)
-            for name in [key.removesuffix(" eager") for key in threads if key.endswith(" eager")]:
-                print(f"  {ranks} rank threads on this GPU, {name}: eager {threads[name + ' eager']:.1f} ({threads[name + ' eager GB']:.2f} GB), "
-                      f"graph {threads[name + ' graph']:.1f} ({threads[name + ' graph GB']:.2f} GB)", flush=True)
-                if threads[name + " graph"] > 1.05 * threads[name + " eager"]:
-                    missed.append(f"{setting}, {name} on {ranks} ranks: slower with graphs than without")
+            result.setdefault(kind, {})[ranks] = times
+            for name in [key.removesuffix(" eager") for key in times if key.endswith(" eager")]:
+                eager, graph = times[name + " eager"], times[name + " graph"]
+                print(f"  {ranks} {kind} on this GPU, {name}: eager {eager:.1f} ({times[name + ' eager GB']:.2f} GB), "
+                      f"graph {graph:.1f} ({times[name + ' graph GB']:.2f} GB)", flush=True)
+                if graph > MOST_OVER_EAGER * eager:
+                    missed.append(f"{setting}, {name} on {ranks} {kind}: slower with graphs than without")
         results.append(result)
     dist.destroy_process_group()
     if options.json:

@@ -5,11 +5,10 @@
 /// Work that leaves most of a GPU free, for measuring what runs beside what.
 namespace bench {
 
-/// Rows of 16384 numbers. LibTorch's scans take one block of threads per row, each on a multiprocessor of its own: 60
-/// rows take less than half of an H100 or H200, which have 132. They wait for themselves, not for memory, which all
-/// share.
-inline at::Tensor narrow_input(std::int64_t rows, const at::Device& device) {
-  return at::randn({rows, 16384}, at::TensorOptions(device));
+/// Rows of numbers. LibTorch's scans take one block of threads per row, each on a multiprocessor of its own: 60 rows
+/// take less than half of an H100 or H200, which have 132. They wait for themselves, not for memory, which all share.
+inline at::Tensor narrow_input(std::int64_t rows, const at::Device& device, std::int64_t length = 16384) {
+  return at::randn({rows, length}, at::TensorOptions(device));
 }
 
 /// Runs `passes` kernels one after the other, each as wide as its input has rows.

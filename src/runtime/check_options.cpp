@@ -45,6 +45,9 @@ void check_options(const PipelineOptions& options, const std::vector<Stage>& sta
                           ": only steps on a CUDA device can be captured; leave it out, or write .graph = \"auto\" to "
                           "capture them where that is possible");
   }
+  if (options.lanes < 0) {
+    throw InvalidArgument("lanes is at least 1, or 0 for the usual number, got " + std::to_string(options.lanes));
+  }
   check_precision(options.precision);
 }
 

@@ -126,6 +126,13 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   return std::move(outputs_);
 }
 
+CapturedSteps Executor::captured() const {
+  if (!graphs_) return {};
+  CapturedSteps report = graphs_->report();
+  report.lanes = lanes_captured_;
+  return report;
+}
+
 void Executor::named_in_errors(const Instruction& instruction, c10::function_ref<void()> run) {
   current_ = &instruction;
   try {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device_times.h"
+#include "lanes.h"
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "program.h"
@@ -19,6 +20,7 @@
 #include "stagecraft/stage/packing.h"
 #include "step_graphs.h"
 #include "step_inputs.h"
+#include "tensor_watch.h"
 
 namespace stagecraft {
 
@@ -67,7 +69,7 @@ class Executor {
   /// While steps are timed to choose a schedule: none is captured, because a capture takes longer than a step.
   void set_choosing(bool choosing) { is_choosing_ = choosing; }
   [[nodiscard]] const Timeline& timeline() const { return timeline_; }
-  [[nodiscard]] CapturedSteps captured() const { return graphs_ ? graphs_->report() : CapturedSteps(); }
+  [[nodiscard]] CapturedSteps captured() const;
 
  private:
   using Handlers = std::array<std::function<void(const ActionContext&)>, kActionKinds>;
@@ -76,10 +78,10 @@ class Executor {
   struct Flight {
     bool has_input = false;
     bool has_gradient = false;
-    bool is_beside = false;  // computed on the second stream: see executor_overlap.cpp
-    std::int64_t rows = 0;   // of the user's input that the microbatch was made from; 0 if unknown
-    ValueList incoming;      // what crossed the boundary before the stage
-    ValueList outgoing;      // what is to cross the one after it
+    std::size_t lane = 0;   // which of the rank's streams computes it: see executor_overlap.cpp and lanes.h
+    std::int64_t rows = 0;  // of the user's input that the microbatch was made from; 0 if unknown
+    ValueList incoming;     // what crossed the boundary before the stage
+    ValueList outgoing;     // what is to cross the one after it
     // For the tensors of all items after the stage, and before it, one after the other.
     std::vector<at::Tensor> gradients_in;
     std::vector<at::Tensor> gradients_out;
@@ -94,15 +96,25 @@ class Executor {
 
   struct Partner;
 
+  /// Microbatches that are computed side by side.
+  struct SideBySide {
+    std::vector<std::size_t> lanes;   // by microbatch
+    std::vector<std::size_t> orders;  // by stage
+    TensorWatch watch;
+    Lanes streams;
+
+    SideBySide(std::vector<std::size_t> lanes_of_microbatches, std::vector<std::size_t> orders_of_stages,
+               StepGraphs& graphs, c10::DeviceType device);
+  };
+
   struct Place {
     StageId stage;
     bool is_first;
     bool is_last;
     std::vector<Segment> segments;
-    bool keeps_inputs = false;  // until the backward, for segments that are computed again
-    Packer packer;              // of what crosses to the next stage
-    // They add up the gradients of the stage's parameters, one on the rank's own stream and one on the second.
-    std::array<std::optional<Accumulators>, 2> accumulators;
+    bool keeps_inputs = false;                              // until the backward, for segments that are computed again
+    Packer packer;                                          // of what crosses to the next stage
+    std::vector<std::optional<Accumulators>> accumulators;  // of its parameters' gradients, by lane
   };
 
   Flight& flight(std::uint32_t stage, MicrobatchId microbatch) {
@@ -117,6 +129,9 @@ class Executor {
   void run_in_pieces(StepPieces& pieces);
   [[nodiscard]] std::size_t end_of_piece(std::size_t begin) const;
   void exchange(const Instruction& instruction, StepPieces& pieces);
+  void begin_lanes();
+  void end_lanes();
+  void execute_on_lane(const Instruction& instruction);
   Message as_captured(Message real, CapturedMessage& captured);
   [[nodiscard]] std::string why_eager() const;
   void drop_flights();
@@ -172,8 +187,12 @@ class Executor {
   std::optional<StepGraphs> graphs_;  // with PipelineOptions::graph
   bool is_choosing_ = false;
   bool is_capturing_ = false;
-  StepPieces* pieces_ = nullptr;                          // of the step that is captured or replayed
-  std::vector<std::pair<Tag, Message>> arrived_;          // for the piece that is captured
+  std::optional<SideBySide> side_by_side_;  // while a step without messages is captured
+  std::string why_one_lane_;                // if later captures must not have several
+  int lanes_captured_ = 1;
+  std::int64_t most_handed_on_ = 0;               // bytes of one microbatch from one stage of the rank to another
+  StepPieces* pieces_ = nullptr;                  // of the step that is captured or replayed
+  std::vector<std::pair<Tag, Message>> arrived_;  // for the piece that is captured
   std::vector<std::pair<at::Tensor, at::Tensor>> fills_;  // what the piece reads, and what to copy there
   std::vector<Place> places_;
   std::vector<Flight> flights_;

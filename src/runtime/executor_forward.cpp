@@ -25,6 +25,16 @@ bool any_needs_gradient(const Value& value) {
   return needs;
 }
 
+std::int64_t bytes_of(const ValueList& values) {
+  std::int64_t bytes = 0;
+  for (const Value& value : values) {
+    value.for_each_tensor([&](const at::Tensor& tensor) {
+      if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
+    });
+  }
+  return bytes;
+}
+
 void list_tensors(const ValueList& values, std::vector<at::Tensor>& tensors) {
   tensors.clear();
   for (const Value& value : values) value.for_each_tensor([&](const at::Tensor& tensor) { tensors.push_back(tensor); });
@@ -327,6 +337,7 @@ void Executor::forward(const Instruction& instruction) {
   if (!inputs_->training() || !(place.keeps_inputs || has_sides_)) in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
+    if (graphs_) most_handed_on_ = std::max(most_handed_on_, bytes_of(in.outgoing));
     Flight& next = flight(instruction.next, microbatch);
     std::swap(next.incoming, in.outgoing);
     next.rows = in.rows;

@@ -9,12 +9,17 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <set>
 
 #include "executor.h"
 #include "stagecraft/core/error.h"
 
 namespace stagecraft {
 namespace {
+
+// Beyond these, kernels fill a GPU by themselves, and what lanes save is not worth their memory.
+constexpr int kUsualLanes = 8;
+constexpr std::int64_t kMostHandedOn = 8 << 20;
 
 /// Whether the host has to do something for it in every step.
 bool is_exchange(const Instruction& instruction) {
@@ -29,17 +34,7 @@ bool is_exchange(const Instruction& instruction) {
   }
 }
 
-bool is_compute(const Instruction& instruction) {
-  switch (instruction.action.kind()) {
-    case ActionKind::kForward:
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-    case ActionKind::kBackwardWeight:
-      return true;
-    default:
-      return false;
-  }
-}
+bool is_compute(const Instruction& instruction) { return is_compute(instruction.action.kind()); }
 
 /// A computation that needs a message.
 bool is_waiting(const Instruction& instruction) { return instruction.peer.value >= 0 && is_compute(instruction); }
@@ -183,7 +178,14 @@ void Executor::run_in_pieces(StepPieces& pieces) {
     }
     const auto work = [&] {
       is_capturing_ = true;
-      run_instructions(i, end);
+      begin_lanes();
+      try {
+        run_instructions(i, end);
+      } catch (...) {
+        side_by_side_.reset();
+        throw;
+      }
+      end_lanes();
       is_capturing_ = false;
     };
     const auto fill = [&] {
@@ -192,6 +194,52 @@ void Executor::run_in_pieces(StepPieces& pieces) {
     named_in_errors(all[i], [&] { pieces.run(work, fill); });
     i = end;
   }
+}
+
+Executor::SideBySide::SideBySide(std::vector<std::size_t> lanes_of_microbatches,
+                                 std::vector<std::size_t> orders_of_stages, StepGraphs& graphs, c10::DeviceType device)
+    : lanes(std::move(lanes_of_microbatches)),
+      orders(std::move(orders_of_stages)),
+      watch(device, [&](const c10::StorageImpl* memory) { return graphs.is_gradient(memory); }),
+      streams(graphs.branches(*std::max_element(lanes.begin(), lanes.end())), orders.size()) {}
+
+/// Only a step without messages has lanes: pieces between two messages hold little that could run side by side.
+void Executor::begin_lanes() {
+  const auto is_any = [&](const auto& has) {
+    return std::any_of(program_->instructions.begin(), program_->instructions.end(), has);
+  };
+  lanes_captured_ = 1;
+  if (!why_one_lane_.empty() || program_->has_overlaps || is_any(is_exchange) || is_any(is_waiting)) return;
+  const int usual = most_handed_on_ <= kMostHandedOn ? kUsualLanes : 1;
+  const auto most = static_cast<std::size_t>(options_.lanes > 0 ? options_.lanes : usual);
+  std::vector<std::size_t> orders = orders_of(stages_);
+  if (std::set<std::size_t>(orders.begin(), orders.end()).size() == 1) return;
+  std::vector<std::size_t> lanes = lanes_of(*program_, microbatches_, most);
+  lanes_captured_ = 1 + static_cast<int>(*std::max_element(lanes.begin(), lanes.end()));
+  if (lanes_captured_ == 1) return;
+  for (Place& place : places_) place.accumulators.clear();
+  side_by_side_.emplace(std::move(lanes), std::move(orders), *graphs_, world_.device().type());
+}
+
+/// Throws if microbatches must not be computed side by side; the next capture has one lane.
+void Executor::end_lanes() {
+  if (!side_by_side_) return;
+  side_by_side_->streams.join();
+  why_one_lane_ = side_by_side_->watch.found();
+  side_by_side_.reset();
+  for (Place& place : places_) place.accumulators.clear();  // later graphs add up gradients on the rank's own stream
+  if (!why_one_lane_.empty()) throw InvalidArgument("microbatches cannot be computed side by side: " + why_one_lane_);
+}
+
+void Executor::execute_on_lane(const Instruction& instruction) {
+  SideBySide& all = *side_by_side_;
+  Flight& in = flight(instruction.stage, instruction.action.microbatch());
+  in.lane = all.lanes[instruction.action.microbatch().index()];
+  const std::size_t order = all.orders[instruction.stage];
+  all.streams.enter(in.lane, order);
+  all.watch.enter(in.lane, order);
+  execute(instruction);
+  all.streams.leave();
 }
 
 /// The message that a graph reads in place of one that has arrived, which goes to `fills_`.

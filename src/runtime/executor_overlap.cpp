@@ -20,6 +20,12 @@
 #include "stagecraft/stage/random.h"
 
 namespace stagecraft {
+namespace {
+
+constexpr std::size_t kOwn = 0;  // lanes
+constexpr std::size_t kSecond = 1;
+
+}  // namespace
 
 /// The backward half of an overlap that the forward's stage computes by itself.
 struct Executor::Partner {
@@ -33,7 +39,7 @@ void Executor::begin_sides() {
   has_sides_ = program_->has_overlaps && inputs_->training() && !device.is_cpu();
   if (!has_sides_) return;
   if (!second_stream_) second_stream_ = new_stream(device);
-  for (Place& place : places_) place.accumulators = {};  // parameters may be others now
+  for (Place& place : places_) place.accumulators.clear();  // parameters may be others now
 }
 
 /// Keeps what an action has read until nothing runs beside it.
@@ -48,10 +54,12 @@ void Executor::release_held() {
   held_.clear();
 }
 
-/// Makes the graph that is built next add its gradients on the microbatch's own side.
+/// Makes the graph that is built next add its gradients on the microbatch's own stream.
 void Executor::use_accumulators(std::uint32_t stage, const Flight& in) {
-  if (!has_sides_) return;
-  std::optional<Accumulators>& own = places_[stage].accumulators[in.is_beside ? 1 : 0];
+  if (!has_sides_ && !side_by_side_) return;
+  std::vector<std::optional<Accumulators>>& all = places_[stage].accumulators;
+  if (all.size() <= in.lane) all.resize(in.lane + 1);
+  std::optional<Accumulators>& own = all[in.lane];
   if (!own) {
     std::vector<at::Tensor> weights;
     for (const auto& [name, parameter] : stages_[stage].parameters()) weights.push_back(parameter);
@@ -62,10 +70,12 @@ void Executor::use_accumulators(std::uint32_t stage, const Flight& in) {
 
 /// An action outside of overlaps.
 void Executor::execute_alone(const Instruction& instruction) {
-  if (!has_sides_ || !is_compute(instruction.action.kind())) return execute(instruction);
+  if (!is_compute(instruction.action.kind())) return execute(instruction);
+  if (side_by_side_) return execute_on_lane(instruction);
+  if (!has_sides_) return execute(instruction);
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
-  if (instruction.action.kind() == ActionKind::kForward) in.is_beside = false;
-  if (in.is_beside) {
+  if (instruction.action.kind() == ActionKind::kForward) in.lane = kOwn;
+  if (in.lane == kSecond) {
     Fork fork(*second_stream_);
     fork.enter(true);
     execute(instruction);
@@ -84,14 +94,14 @@ void Executor::execute_overlap(const Instruction& first, const Instruction& seco
     std::optional<Fork> fork;
     if (has_sides_) {
       Flight& other = flight(backward.stage, backward.action.microbatch());
-      flight(forward.stage, forward.action.microbatch()).is_beside = !other.is_beside;
+      flight(forward.stage, forward.action.microbatch()).lane = other.lane == kOwn ? kSecond : kOwn;
       fork.emplace(*second_stream_);
     }
     if (overlaps_by_itself(forward, backward)) {
       run_overlapped(forward, backward, fork);
     } else {
       for (const Instruction* half : {&first, &second}) {
-        if (fork) fork->enter(flight(half->stage, half->action.microbatch()).is_beside);
+        if (fork) fork->enter(flight(half->stage, half->action.microbatch()).lane == kSecond);
         execute(*half);
       }
     }
@@ -129,22 +139,22 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
     if (record_ && times_) times_->start();
     return record_ && !times_ ? world_.transport().now() : 0;
   };
-  if (fork) fork->enter(ahead.is_beside);
+  if (fork) fork->enter(ahead.lane == kSecond);
   const double begin = start();
   waited_ += parameters_.require(forward.stage) + parameters_.require(backward.stage);
-  if (fork) fork->enter(back.is_beside);
+  if (fork) fork->enter(back.lane == kSecond);
   begin_backward(backward);
   arriving_.insert(arriving_.end(), relayed_.begin(), relayed_.end());
-  if (fork) fork->enter(ahead.is_beside);
+  if (fork) fork->enter(ahead.lane == kSecond);
   const auto around = [&](const std::function<void()>& run) {
     const std::function<void()> run_aside = [&] {
       std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;  // that is for forwards
       if (options_.precision.autocast) no_autocast.emplace(c10::autocast_dispatch_keyset);
       std::optional<GlobalRandom> not_the_forwards;
       if (!is_capturing_) not_the_forwards.emplace();
-      if (fork) fork->enter(back.is_beside);
+      if (fork) fork->enter(back.lane == kSecond);
       run();
-      if (fork) fork->enter(ahead.is_beside);
+      if (fork) fork->enter(ahead.lane == kSecond);
     };
     Partner partner{backward, run_aside};
     partner_ = &partner;
@@ -155,7 +165,7 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
   record(forward.action, begin);
   current_ = &backward;
   world_.activity().set(backward.action);
-  if (fork) fork->enter(back.is_beside);
+  if (fork) fork->enter(back.lane == kSecond);
   const double second = start();
   end_backward(backward, gradients, /*at_once=*/true);
   parameters_.collect_gradients(backward.stage);

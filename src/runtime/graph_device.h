@@ -3,10 +3,12 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace stagecraft {
 
@@ -28,6 +30,9 @@ class GraphDevice {
   /// `work` throws, or does what cannot be captured, the capture is ended and an exception thrown. `makes_room`: first
   /// returns what LibTorch has cached to the device, which waits for it.
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work, bool makes_room) = 0;
+
+  /// During a capture: streams that nobody else uses until it ends, for branches of the graph.
+  virtual std::vector<c10::Stream> branches(std::size_t count) = 0;
 
   /// During a capture: a generator whose kernels read seed and first offset from these tensors, one number each, when
   /// they are replayed, and which has come `begin` beyond that offset. The tensors must outlive the graph.

@@ -1,6 +1,7 @@
 #include "graph_random.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 
@@ -21,6 +22,7 @@ StreamSeeds::StreamSeeds(GraphDevice& graphs, c10::Device device)
     : graphs_(graphs), zero_(at::zeros({1}, at::TensorOptions(at::kLong).device(device))) {}
 
 at::Generator StreamSeeds::generator(const RandomStream& stream, std::uint64_t offset) {
+  const at::RecordFunctionGuard unseen(/*is_enabled=*/false);  // by TensorWatch: blocks stay for as long as the graph
   const auto known = std::find(streams_.begin(), streams_.end(), stream);
   const auto number = static_cast<std::int64_t>(known - streams_.begin());
   if (known == streams_.end()) streams_.push_back(stream);

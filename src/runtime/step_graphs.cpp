@@ -188,6 +188,15 @@ CapturedSteps StepGraphs::report() const {
 
 // --- gradients ---
 
+bool StepGraphs::is_gradient(const c10::StorageImpl* memory) {
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    const at::Tensor& gradient = gradient_of(i);
+    if (gradient.defined() && gradient.has_storage() && gradient.storage().unsafeGetStorageImpl() == memory)
+      return true;
+  }
+  return false;
+}
+
 StepGraphs::GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
   for (const Captured& own : captured_) {
     for (const GradientPtr& other : own.after) {

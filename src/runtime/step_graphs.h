@@ -80,6 +80,11 @@ class StepGraphs {
   void forgive();
   [[nodiscard]] CapturedSteps report() const;
 
+  /// During a capture: streams for branches of the graph.
+  [[nodiscard]] std::vector<c10::Stream> branches(std::size_t count) { return graphs_->branches(count); }
+  /// Whether a gradient of a parameter is there at the moment.
+  [[nodiscard]] bool is_gradient(const c10::StorageImpl* memory);
+
  private:
   /// A gradient that a graph writes. Graphs that continue each other's gradients share it.
   struct Gradient {

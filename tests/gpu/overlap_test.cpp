@@ -52,8 +52,10 @@ Times times_of(const Schedule& schedule, By by) {
   Times times;
   run_ranks({.ranks = 1, .device = [](RankId) { return kGpu; }}, [&](World& world) {
     std::vector<Stage> stages;
+    const at::Tensor shared = at::zeros({1}, at::TensorOptions(world.device()));  // or graphs would have lanes
     for (int s = 0; s < 2; ++s) {
       auto layer = std::make_shared<bench::NarrowLayer>(kPasses);
+      layer->register_buffer("shared", shared);
       layer->to(world.device());
       const auto forward = [layer](const StageCall& call) -> Value { return layer->forward(call.tensor(0)); };
       StageOptions options;

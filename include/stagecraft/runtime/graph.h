@@ -33,6 +33,8 @@ struct CapturedSteps {
   std::string reason;
   /// Memory that the graphs keep from everybody else: gradients, losses, and what lives within a step.
   std::int64_t bytes = 0;
+  /// How many microbatches the last captured step computes side by side at most.
+  int lanes = 1;
 };
 
 }  // namespace stagecraft

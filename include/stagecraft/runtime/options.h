@@ -162,6 +162,9 @@ struct PipelineOptions {
   /// Results do not depend on it. Gradients and the parameters' memory stay where they are; see docs/guide/gpus.md for
   /// what a replay does not see. Steps that cannot be captured run as usual, and Pipeline::captured says why.
   GraphChoice graph = {};
+  /// How many microbatches a captured step without messages may compute side by side, each of them in memory of its
+  /// own. 0: up to 8 where stages hand little to each other (8 MiB per microbatch), otherwise 1.
+  int lanes = 0;
   /// With schedule "auto".
   AutoOptions automatic = {};
   /// How a Sequential is cut into stages. The pipeline throws InvalidArgument for it if there is no Sequential.

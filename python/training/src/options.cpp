@@ -146,6 +146,9 @@ PipelineOptions options_from(const py::dict& given, py::list& keep) {
   options.precision = precision_from(given["precision"]);
   options.accumulate = py::cast<int>(given["accumulate"]);
   options.recompute = recompute_from(given["recompute"], keep);
+  options.graph = py::isinstance<py::str>(given["graph"]) ? GraphChoice(py::cast<std::string>(given["graph"]).c_str())
+                                                          : GraphChoice(py::cast<bool>(given["graph"]));
+  options.lanes = py::cast<int>(given["lanes"]);
   options.automatic = automatic_from(given["automatic"]);
   return options;
 }

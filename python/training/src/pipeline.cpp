@@ -208,6 +208,12 @@ void bind_pipeline(py::module_& module) {
       .def("microbatches", [](Box& box) { return box.pipeline().schedule().microbatches; })
       .def("has_first_stage", [](Box& box) { return box.pipeline().has_first_stage(); })
       .def("has_last_stage", [](Box& box) { return box.pipeline().has_last_stage(); })
+      .def("captured",
+           [](Box& box) {
+             const CapturedSteps steps = box.pipeline().captured();
+             return py::make_tuple(steps.graphs, steps.replayed, steps.eager, steps.last_was_replayed, steps.reason,
+                                   steps.bytes, steps.lanes);
+           })
       .def("record_timeline", [](Box& box, bool record) { box.pipeline().record_timeline(record); })
       .def("timeline", [](Box& box) { return to_list(box.pipeline().timeline()); })
       .def("collect_timelines", &Box::collect_timelines)

@@ -87,6 +87,9 @@ PythonStage make_stage(const py::dict& spec, py::list& keep) {
   options.origin = py::cast<std::string>(spec["origin"]);
   if (!spec["recompute"].is_none()) options.recompute = recompute_from(spec["recompute"], keep);
   options.layers = layers_from(spec["layers"], settings, index, keep);
+  options.mode = [mode = Borrowed(spec["mode"], keep)] {
+    return in_python([&] { return py::cast<std::uint64_t>(mode.get()()); });
+  };
   if (!spec["auxiliary_loss"].is_none()) {
     options.auxiliary_loss = [loss = Borrowed(spec["auxiliary_loss"], keep)](const Value& output) {
       return in_python([&] { return py::cast<at::Tensor>(loss.get()(to_python(output))); });

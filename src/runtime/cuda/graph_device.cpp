@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -158,6 +159,18 @@ class CudaGraphDevice final : public GraphDevice {
     bytes_ += reserved() - before;
     if (failure) std::rethrow_exception(failure);
     return graph;
+  }
+
+  std::vector<c10::Stream> branches(std::size_t count) override {
+    static std::map<c10::DeviceIndex, std::vector<c10::Stream>>
+        all;  // by device; only captures use them, one at a time
+    std::vector<c10::Stream>& own = all[device_];
+    while (own.size() < count) {
+      cudaStream_t stream = nullptr;  // never destroyed: memory of graphs belongs to it
+      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      own.emplace_back(c10::cuda::getStreamFromExternal(stream, device_));
+    }
+    return {own.begin(), own.begin() + static_cast<std::ptrdiff_t>(count)};
   }
 
   at::Generator generator(const at::Tensor& seed, const at::Tensor& offset, std::uint64_t begin) override {

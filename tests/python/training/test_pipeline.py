@@ -161,6 +161,18 @@ class Pipelines(unittest.TestCase):
         self.assertEqual(len(seen), 8)
         self.assertIn((1, "1B0"), seen)
 
+    def test_graphs_need_a_gpu(self):  # tests/python/gpu has the others
+        with self.assertRaisesRegex(sc.InvalidArgument, "only steps on a CUDA device can be captured"):
+            make(graph=True)
+        with self.assertRaisesRegex(sc.InvalidArgument, 'write true, false or "auto"'):
+            make(graph="sometimes")
+        with self.assertRaisesRegex(sc.InvalidArgument, "lanes is at least 1"):
+            make(lanes=-1)
+        pipeline = make(graph="auto")
+        inputs, target = models.batch()
+        pipeline.step(inputs, target=target)
+        self.assertEqual((pipeline.captured.replayed, pipeline.captured.graphs), (0, 0))
+
     def test_shapes(self):
         shapes = make().infer_shapes(torch.empty(8, 16))
         self.assertEqual(shapes[0], (0, 0, [([2, 16], torch.float32)]))

@@ -46,7 +46,7 @@ from stagecraft.torch._errors import (  # noqa: E402
     TransportError,
 )
 from stagecraft.torch._options import Automatic, Edge, LossScaling, Precision, Recompute, Split, Tie  # noqa: E402
-from stagecraft.torch._pipeline import Pipeline, Span, StepResult  # noqa: E402
+from stagecraft.torch._pipeline import CapturedSteps, Pipeline, Span, StepResult  # noqa: E402
 from stagecraft.torch._split import split  # noqa: E402
 from stagecraft.torch._stage import Stage  # noqa: E402
 from stagecraft.torch._worlds import World, current_world, run_ranks  # noqa: E402
@@ -54,6 +54,7 @@ from stagecraft.torch._worlds import World, current_world, run_ranks  # noqa: E4
 __all__ = [
     "AbortedError",
     "Automatic",
+    "CapturedSteps",
     "Edge",
     "Error",
     "FileError",

@@ -126,6 +126,8 @@ class Options:
     precision: Precision = Precision()
     accumulate: int = 1
     recompute: Recompute | None = None
+    graph: bool | str = False
+    lanes: int = 0
     automatic: Automatic = Automatic()
 
     def as_dict(self) -> dict:
@@ -151,6 +153,8 @@ class Options:
             "precision": _precision(self.precision),
             "accumulate": self.accumulate,
             "recompute": recompute_tuple(self.recompute),
+            "graph": self.graph,
+            "lanes": self.lanes,
             "automatic": vars(self.automatic),
         }
 

@@ -42,10 +42,25 @@ class StepResult:
         if not self.losses:
             raise InvalidArgument("this rank has no loss: ask for it where the last stage is, or set broadcast_loss")
         counted = [(weight, loss) for weight, loss in zip(self.weights, self.losses) if weight != 0]
-        return sum(weight * loss.item() for weight, loss in counted) if counted else math.nan
+        if not counted:
+            return math.nan
+        values = torch.stack([loss.detach().flatten() for _, loss in counted]).flatten().tolist()  # one wait for the device
+        return sum(weight * value for (weight, _), value in zip(counted, values))
 
     def __repr__(self) -> str:
         return f"StepResult(losses={len(self.losses)}, output={'none' if self.output is None else type(self.output).__name__})"
+
+
+class CapturedSteps(NamedTuple):
+    """What has become of this rank's training steps; `reason`: why the last one was not replayed."""
+
+    graphs: int
+    replayed: int
+    eager: int
+    last_was_replayed: bool
+    reason: str
+    bytes: int
+    lanes: int
 
 
 class Span(NamedTuple):
@@ -253,6 +268,11 @@ class Pipeline:
         if self._watches and kind in KINDS:
             handler = _around(handler, self._wrapped.handler(kind))
         self._box.on(kind, handler, self._keep)
+
+    @property
+    def captured(self) -> CapturedSteps:
+        """With graph=True or "auto": what has become of this rank's training steps."""
+        return CapturedSteps(*self._box.captured())
 
     def record_timeline(self, record: bool = True) -> None:
         self._box.record_timeline(record)

@@ -81,6 +81,7 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
         "parameters": [(_joined(prefix, name), value) for name, value in _named_parameters(unwrapped(module))],
         "buffers": [(_joined(prefix, name), value) for name, value in _named_buffers(unwrapped(module))],
         "enter_evaluation": _Evaluation(owner),
+        "mode": _Mode(owner),
         "full_backward": False,
         "copy_inputs": False,
         "inputs": [],
@@ -97,6 +98,18 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
         spec["layers"] = [(_joined(prefix, name), layer) for name, layer in module.named_children()]
     spec.update(options)
     return spec
+
+
+class _Mode:
+    """A number that is another when the stage has another module, or one of its modules another mode."""
+
+    def __init__(self, owner: Any):
+        self._owner = owner
+
+    def __call__(self) -> int:
+        module = self._owner.submod
+        modes = [part.training for part in module.modules()] if isinstance(module, torch.nn.Module) else []
+        return hash((id(module), *modes)) % 2**64
 
 
 class _Evaluation:

@@ -1,0 +1,117 @@
+"""Python modules on a GPU: steps that are replayed as graphs give what eager steps give, and ranks share the GPU. `make test-gpu` runs it."""
+
+import unittest
+
+import torch
+from torch import nn
+
+from stagecraft.torch import InvalidArgument, Pipeline, Stage, run_ranks
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=dropout, batch_first=True)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        self.seen.mul_(0.9).add_(x.detach().mean((0, 1)))
+        return x + self.dropout(torch.tanh(self.out(x)))
+
+
+def loss_of(output, target):
+    return nn.functional.mse_loss(output, target)
+
+
+def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: None, ranks=1, **options):
+    """All that a run leaves behind, and what was captured."""
+    torch.manual_seed(3)
+    modules = [Block(dropout).cuda() for _ in range(4)]
+    batches = [(torch.randn(8, 5, WIDTH, device="cuda"), torch.randn(8, 5, WIDTH, device="cuda")) for _ in range(steps)]
+    torch.manual_seed(11)
+    traces, captured = {}, []
+
+    def rank(world):
+        own = [s for s in range(4) if s % ranks == world.rank]
+        pipeline = Pipeline([Stage(modules[s], s) for s in own], world=world, microbatches=4, loss=loss_of, seed=seed, graph=graph, **options)
+        optimizer = torch.optim.AdamW([p for s in own for p in modules[s].parameters()], lr=1e-2)
+        trace = []
+        for step, (x, y) in enumerate(batches):
+            before(step, modules)
+            optimizer.zero_grad()
+            result = pipeline.step(x, target=y)
+            trace += [loss.clone() for loss in result.losses]
+            trace += [p.grad.clone() for s in own for p in modules[s].parameters() if p.grad is not None]
+            optimizer.step()
+        trace += [tensor.detach().clone() for s in own for tensor in (*modules[s].parameters(), *modules[s].buffers())]
+        traces[world.rank] = trace
+        captured.append(pipeline.captured)
+
+    torch.cuda.synchronize()  # ranks have streams of their own
+    run_ranks(rank, ranks=ranks, device="cuda")
+    torch.cuda.synchronize()
+    return [tensor for number in range(ranks) for tensor in traces[number]], captured[0]
+
+
+class Graphs(unittest.TestCase):
+    def same(self, replayed, **options):
+        expected, _ = train(False, **options)
+        got, captured = train(True, **options)
+        self.assertEqual(captured.replayed, replayed, captured.reason)
+        self.assertEqual(len(got), len(expected))
+        for a, b in zip(got, expected):
+            self.assertTrue(torch.equal(a, b))
+        return captured
+
+    def test_schedules(self):
+        for schedule in ("Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS"):
+            with self.subTest(schedule):
+                captured = self.same(5, schedule=schedule, stages_per_rank=4)
+                self.assertGreater(captured.lanes, 1)
+
+    def test_one_lane(self):
+        self.assertEqual(self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, lanes=1).lanes, 1)
+
+    def test_numbers_of_torchs_own_generator(self):
+        self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, seed=None)
+
+    def test_modes_that_change(self):
+        def before(step, modules):
+            for module in modules:
+                module.train(step % 3 != 2)
+
+        self.same(4, schedule="Interleaved1F1B", stages_per_rank=4, before=before)
+
+    def test_ranks_as_threads(self):
+        self.same(5, schedule="InterleavedZeroBubble", stages_per_rank=2, ranks=2)
+
+    def test_a_module_that_cannot_be_captured(self):
+        class Reads(Block):
+            def forward(self, x):
+                return super().forward(x) * (1 if x.sum().item() > 0 else 2)
+
+        def rank(world):
+            stages = [Stage(Reads(0).cuda(), s) for s in range(2)]
+            pipeline = Pipeline(stages, world=world, schedule="Interleaved1F1B", microbatches=2, loss=loss_of, graph="auto")
+            for _ in range(4):
+                pipeline.step(torch.ones(4, 5, WIDTH, device="cuda"), target=torch.ones(4, 5, WIDTH, device="cuda"))
+            self.assertEqual(pipeline.captured.replayed, 0)
+            self.assertIn("cannot be captured", pipeline.captured.reason)
+
+        run_ranks(rank, ranks=1, device="cuda")
+
+    def test_bad_input(self):
+        for options, words in (({"graph": "always"}, "true, false"), ({"lanes": -1}, "lanes is at least 1")):
+            with self.assertRaisesRegex(InvalidArgument, words):
+                train(**{"graph": True, "schedule": "Interleaved1F1B", "stages_per_rank": 4, **options})
+
+
+if __name__ == "__main__":
+    unittest.main()
