@@ -1,6 +1,8 @@
 // How well two recorded schedules predict the step times of others on a GPU, and whether "auto" picks the fastest.
 //
-//   gpu_prediction_bench [RANKS...]      1, 2 and 4 unless given
+//   gpu_prediction_bench [--save=FOLDER] [RANKS...]      1, 2 and 4 unless given
+//
+// With --save the recordings are written to files, for `stagecraft profile`.
 //
 // One rank trains a GPT in four stages: schedules differ in what whole and split backwards take. Several ranks are
 // threads that share the GPU; for the time of one to be that of a device of its own, their kernels must fit side by
@@ -14,13 +16,15 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <map>
+#include <fstream>
+#include <string_view>
 
 #include "gpu_gpt.h"
 #include "narrow_kernels.h"
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/runtime/timeline_message.h"
 #include "stagecraft/stagecraft.h"
+#include "stagecraft/view/timeline.h"
 
 namespace sc = stagecraft;
 
@@ -114,8 +118,16 @@ sc::Recording recorded(sc::World& world, sc::Pipeline& pipeline, const Work& wor
   return recording;
 }
 
+void save(const std::vector<sc::Recording>& recordings, int ranks, const std::string& folder) {
+  for (std::size_t i = 0; i < recordings.size(); ++i) {
+    std::ofstream out(folder + "/" + std::to_string(ranks) + "-" + recordings[i].name + "-" + std::to_string(i) +
+                      ".json");
+    sc::write_timeline_trace(out, recordings[i]);
+  }
+}
+
 /// Returns whether all is within the tolerance; on rank 0.
-bool run(sc::World& world, const Family& family) {
+bool run(sc::World& world, const Family& family, const std::string& folder) {
   const std::vector<sc::StageId> here = sc::stages_here(world, family.schedules[0], family.stages_per_rank);
   const Work work = world.size() == 1 ? gpt(world) : narrow(world, here);
   const auto made = [&](const sc::ScheduleChoice& schedule) {
@@ -150,6 +162,7 @@ bool run(sc::World& world, const Family& family) {
   for (int i = 0; i < kRounds; ++i) chosen.push_back(timed(world, *automatic, work));
   if (!world.is_first()) return true;
 
+  if (!folder.empty()) save(recordings, world.size(), folder);
   const sc::Profile profile = sc::profile(recordings);
   bool is_good = true;
   double fastest = INFINITY;
@@ -176,15 +189,18 @@ bool run(sc::World& world, const Family& family) {
 
 int main(int argc, char** argv) {
   std::vector<int> sizes;
+  std::string folder;
   for (int i = 1; i < argc; ++i) {
-    if (argv[i][0] != '-') sizes.push_back(std::atoi(argv[i]));
+    const std::string_view argument = argv[i];
+    if (argument.starts_with("--save=")) folder = argument.substr(7);
+    if (!argument.starts_with("-")) sizes.push_back(std::atoi(argv[i]));
   }
   if (sizes.empty()) sizes = {1, 2, 4};
   std::atomic<bool> is_good = true;
   for (const int ranks : sizes) {
     const int code = sc::launch(argc, argv, {.ranks = ranks, .device_type = at::kCUDA}, [&](sc::World& world) {
       for (const Family& family : families_of(ranks)) {
-        if (!run(world, family)) is_good = false;
+        if (!run(world, family, folder)) is_good = false;
       }
     });
     if (code != 0) return code;

@@ -77,8 +77,6 @@ def several_ranks(ours, setting, ranks, nccl):
     command, environment = [ours, *map(str, setting), str(ranks)], dict(os.environ)
     if nccl:
         command = [sys.executable, str(START), "-n", str(ranks), *command]
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)
         environment.update(LD_PRELOAD=os.path.abspath(nccl), NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_NVLS_ENABLE="0", NCCL_MAX_CTAS="1")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     print(done.stderr, end="")
@@ -94,8 +92,8 @@ def main():
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this bench needs a GPU")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+    # Without variables: programs that are started from here would take them for their own.
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
     missed, results = [], []
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; milliseconds per step, and gigabytes reserved at most")
     for setting, wanted, wanted_split in ROWS:

@@ -169,11 +169,11 @@ struct Wide : Piece {
 };
 
 TEST_F(Lanes, AreNotTakenWhereKernelsAreLarge) {
-  constexpr std::int64_t kRows = (9 << 20) / (kWidth * 4) + 1;
+  constexpr std::int64_t kTall = (9 << 20) / (kWidth * 4) + 1;
   Training run{.model = {.name = "Wide", .make = [](int, int) { return std::make_shared<Wide>(); }}, .steps = 3};
-  run.rows = [](int) { return 4 * kRows; };
+  run.rows = [](int) { return 4 * kTall; };
   EXPECT_EQ(compare(run).lanes, 1);
-  run.rows = [](int) { return 2 * kRows; };
+  run.rows = [](int) { return 2 * kTall; };
   EXPECT_EQ(compare(run).lanes, 2);
 }
 
