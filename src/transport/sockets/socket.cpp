@@ -72,7 +72,7 @@ std::string host_identity() {
   std::string identity;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), identity);
   struct stat of {};
-  if (::stat("/proc/self/ns/net", &of) == 0) identity += "/" + std::to_string(of.st_ino);
+  if (::stat("/proc/self/ns/net", &of) == 0) identity.append("/").append(std::to_string(of.st_ino));
   return identity;
 }
 
