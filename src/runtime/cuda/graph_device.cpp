@@ -45,6 +45,17 @@ void end_host_pool(Allocator* host, const Pool& pool) {
   }
 }
 
+/// LibTorch warns of a graph without work. The piece of a step may have none: the input gradients of a first stage.
+class WithoutEmptyGraphs final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("CUDA Graph is empty") == std::string::npos) outer_.process(warning);
+  }
+
+ private:
+  c10::WarningHandler& outer_ = *c10::WarningUtils::get_warning_handler();
+};
+
 class CudaGraph final : public DeviceGraph {
  public:
   explicit CudaGraph(std::shared_ptr<void> pool_user) : pool_user_(std::move(pool_user)) {}
@@ -62,6 +73,8 @@ class CudaGraph final : public DeviceGraph {
     graph_->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   }
   void end(c10::DeviceIndex device, const at::cuda::MempoolId_t& pool) {
+    WithoutEmptyGraphs handler;
+    const c10::WarningUtils::WarningHandlerGuard quiet(&handler);
     try {
       graph_->capture_end();
     } catch (...) {
