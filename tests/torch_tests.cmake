@@ -21,7 +21,7 @@ function(stagecraft_torch_test name shards)
   set(registered ${registered} ${files} PARENT_SCOPE)
 endfunction()
 
-stagecraft_torch_test(autograd_test 1 unit/autograd/backward_test.cpp unit/autograd/backward_memory_test.cpp)
+stagecraft_torch_test(autograd_test 1 unit/autograd/backward_test.cpp unit/autograd/backward_memory_test.cpp unit/autograd/accumulators_test.cpp)
 stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp equivalence/settings_test.cpp)
 stagecraft_torch_test(crossings_test 1 crossings/crossings_test.cpp)
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/handlers_test.cpp unit/runtime/pipeline_errors_test.cpp

@@ -17,11 +17,17 @@ auto weak(const std::shared_ptr<Node>& node) {
   return std::weak_ptr<Node>(node);
 }
 
+/// Somebody counts on this very node.
+bool has_hooks(const at::Tensor& weight) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(weight);
+  return node && (!node->pre_hooks().empty() || !node->post_hooks().empty());
+}
+
 }  // namespace
 
 Accumulators::Accumulators(std::span<const at::Tensor> weights) {
   for (const at::Tensor& weight : weights) {
-    if (!weight.defined() || !weight.requires_grad() || !weight.is_leaf()) continue;
+    if (!weight.defined() || !weight.requires_grad() || !weight.is_leaf() || has_hooks(weight)) continue;
     weights_.push_back(weight);
     torch::autograd::impl::set_grad_accumulator(weight, weak(NodePtr()));  // so that a new one is made
     nodes_.push_back(torch::autograd::impl::grad_accumulator(weight));

@@ -337,7 +337,7 @@ void Executor::forward(const Instruction& instruction) {
   if (!inputs_->training() || !(place.keeps_inputs || has_sides_)) in.incoming.clear();
   in.has_input = false;
   if (instruction.next != Instruction::kNobody) {
-    if (graphs_) most_handed_on_ = std::max(most_handed_on_, bytes_of(in.outgoing));
+    if (graphs_ && inputs_->training()) most_handed_on_ = std::max(most_handed_on_, bytes_of(in.outgoing));
     Flight& next = flight(instruction.next, microbatch);
     std::swap(next.incoming, in.outgoing);
     next.rows = in.rows;

@@ -15,7 +15,8 @@ namespace stagecraft {
 /// is held back until both streams have passed.
 class Accumulators {
  public:
-  /// Made on the current stream; weights that need no gradient are left out.
+  /// Made on the current stream. Weights that need no gradient are left out, and those whose present node has hooks,
+  /// which a new one would not call.
   explicit Accumulators(std::span<const at::Tensor> weights);
   /// Graphs that are made from now on, on the same stream, add gradients there.
   void use() const;
