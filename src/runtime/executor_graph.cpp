@@ -205,11 +205,8 @@ Executor::SideBySide::SideBySide(std::vector<std::size_t> lanes_of_microbatches,
 
 /// Only a step without messages has lanes: pieces between two messages hold little that could run side by side.
 void Executor::begin_lanes() {
-  const auto is_any = [&](const auto& has) {
-    return std::any_of(program_->instructions.begin(), program_->instructions.end(), has);
-  };
   lanes_captured_ = 1;
-  if (!why_one_lane_.empty() || program_->has_overlaps || is_any(is_exchange) || is_any(is_waiting)) return;
+  if (!why_one_lane_.empty() || program_->has_overlaps || program_->has_messages) return;
   const int usual = most_handed_on_ <= kMostHandedOn ? kUsualLanes : 1;
   const auto most = static_cast<std::size_t>(options_.lanes > 0 ? options_.lanes : usual);
   std::vector<std::size_t> orders = orders_of(stages_);

@@ -48,7 +48,7 @@ std::vector<std::size_t> orders_of(const std::vector<Stage>& stages) {
   return orders;
 }
 
-Lanes::Lanes(std::vector<c10::Stream> branches, std::size_t orders) : orders_(orders) {
+Lanes::Lanes(const std::vector<c10::Stream>& branches, std::size_t orders) : orders_(orders) {
   const c10::Stream own = current_stream(branches.front().device());
   lanes_.push_back({own, /*has_begun=*/true});
   for (const c10::Stream& branch : branches) lanes_.push_back({branch});

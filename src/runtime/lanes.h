@@ -33,7 +33,7 @@ std::vector<std::size_t> orders_of(const std::vector<Stage>& stages);
 class Lanes {
  public:
   /// `branches`: the streams of the lanes from 1 on.
-  explicit Lanes(std::vector<c10::Stream> branches, std::size_t orders);
+  Lanes(const std::vector<c10::Stream>& branches, std::size_t orders);
   ~Lanes();
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;

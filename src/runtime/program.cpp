@@ -187,6 +187,7 @@ Program compile(std::shared_ptr<const Schedule> schedule, RankId rank, const std
     program.has_overlaps |= row[step].is_overlap();
     for_each_part(row[step], [&](const Action& action) {
       program.instructions.push_back(translate(*schedule, rank, ranks, action, step));
+      program.has_messages |= program.instructions.back().peer.value >= 0;
     });
   }
   find_returns(program.instructions);

@@ -56,6 +56,7 @@ struct Program {
   /// The stages that the schedule does not reduce, in the same order.
   std::vector<std::size_t> never_reduced;
   bool has_overlaps = false;
+  bool has_messages = false;
 };
 
 /// `ranks`: the ranks of the pipeline as ranks of the world; `rank` is an index into it.

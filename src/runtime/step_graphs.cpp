@@ -191,8 +191,7 @@ CapturedSteps StepGraphs::report() const {
 bool StepGraphs::is_gradient(const c10::StorageImpl* memory) {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     const at::Tensor& gradient = gradient_of(i);
-    if (gradient.defined() && gradient.has_storage() && gradient.storage().unsafeGetStorageImpl() == memory)
-      return true;
+    if (gradient.has_storage() && gradient.storage().unsafeGetStorageImpl() == memory) return true;
   }
   return false;
 }

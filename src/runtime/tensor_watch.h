@@ -16,9 +16,8 @@ namespace stagecraft {
 ///
 /// - what one lane has computed and another uses, such as a mask that a module keeps for later microbatches: freed, its
 ///   memory would go back to the first while the second still reads it;
-/// - what existed before, is changed in place, and is used by actions of two orders, such as a counter that stages
-/// share
-///   without having it as a buffer.
+/// - what existed before, is changed in place, and is used by actions of two orders, such as a counter of two stages
+///   that is a buffer of neither.
 ///
 /// Gradients of parameters are neither: they are there until the end, and each is added up in one order.
 class TensorWatch {

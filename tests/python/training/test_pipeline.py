@@ -173,6 +173,18 @@ class Pipelines(unittest.TestCase):
         pipeline.step(inputs, target=target)
         self.assertEqual((pipeline.captured.replayed, pipeline.captured.graphs), (0, 0))
 
+    def test_modes_that_a_graph_depends_on(self):
+        stage = sc.Stage(torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(2, 2)), 0)
+        mode = stage.as_dict()["mode"]
+        training = mode()
+        self.assertEqual(mode(), training)
+        stage.submod[0].eval()
+        self.assertNotEqual(mode(), training)
+        stage.submod[0].train()
+        self.assertEqual(mode(), training)
+        stage.submod = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(2, 2))
+        self.assertNotEqual(mode(), training)
+
     def test_shapes(self):
         shapes = make().infer_shapes(torch.empty(8, 16))
         self.assertEqual(shapes[0], (0, 0, [([2, 16], torch.float32)]))

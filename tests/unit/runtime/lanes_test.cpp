@@ -31,6 +31,13 @@ TEST(Lanes, AreTakenByMicrobatchesInFlight) {
   EXPECT_THAT(lanes_of(program_of("LoopedBFS", 3), 3, 1), ElementsAre(0, 0, 0));
 }
 
+TEST(Lanes, AreForProgramsWithoutMessages) {
+  EXPECT_FALSE(program_of("InterleavedZeroBubble", 4).has_messages);
+  const Schedule made = make_schedule("1F1B", {.ranks = 2, .stages_per_rank = 1, .microbatches = 4});
+  const auto lowered = lower(made, "send_recv", CommModel::kTagged);
+  for (const int rank : {0, 1}) EXPECT_TRUE(compile(lowered, RankId(rank), {RankId(0), RankId(1)}).has_messages);
+}
+
 TEST(Lanes, AreOrderedByWhatStagesShare) {
   const auto stage = [](int index, const std::shared_ptr<torch::nn::Module>& module) {
     return make_stage(index, module, [](const StageCall& call) -> Value { return call.tensor(0); });
