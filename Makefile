@@ -175,7 +175,7 @@ test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (
 	  $$(grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt && echo stagecraft_python)
 	@ctest --test-dir build/gpu -L '^gpu$$' --output-on-failure --no-tests=error
 	@if grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt; then \
-	  echo "== stagecraft.torch" && cd tests/python/gpu && PYTHONPATH="$(abspath build/gpu/python)" PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest; \
+	  echo "== stagecraft.torch" && cd tests/python/gpu && $(ON_GPU) PYTHONPATH="$(abspath build/gpu/python)" PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest; \
 	  else echo "== stagecraft.torch: NOT TESTED, because $(PYTHON) has no headers: install python3-dev"; fi
 	@echo "== equivalence, threads" && STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
 	@for ranks in 2 4; do \

@@ -97,8 +97,10 @@ void Executor::begin_backward(const Instruction& instruction) {
 }
 
 void Executor::backward(const Instruction& instruction) {
-  begin_backward(instruction);
   const StageOptions& options = stages_[instruction.stage].options();
+  std::optional<NoRandom> no_random;
+  if (!options.no_random_in_backward.empty()) no_random.emplace(options.no_random_in_backward.c_str());
+  begin_backward(instruction);
   const bool whole = instruction.action.kind() == ActionKind::kBackward;
   const bool at_once = whole || options.full_backward || options.deferred_weights;
   std::vector<at::Tensor> gradients = run_backward(instruction, at_once);
@@ -131,6 +133,9 @@ void Executor::end_backward(const Instruction& instruction, std::vector<at::Tens
 }
 
 void Executor::weight_part(const Instruction& instruction) {
+  const StageOptions& options = stages_[instruction.stage].options();
+  std::optional<NoRandom> no_random;
+  if (!options.no_random_in_backward.empty()) no_random.emplace(options.no_random_in_backward.c_str());
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (in.weights) return std::exchange(in.weights, nullptr)();
   for (auto part = in.segments.rbegin(); part != in.segments.rend(); ++part) part->backward.weight_part();

@@ -27,6 +27,16 @@ at::Tensor like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
 }
 
+/// How many hold a tensor. If Python has seen it, an object there holds it for as long as it lives; that counts only if
+/// somebody holds the object.
+std::size_t holders_of(const at::Tensor& tensor) {
+  return tensor.use_count() - (tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference() ? 1 : 0);
+}
+/// How many hold its memory.
+std::size_t holders_of(const c10::Storage& storage) {
+  return storage.use_count() - (storage.unsafeGetStorageImpl()->pyobj_slot()->has_unique_reference() ? 1 : 0);
+}
+
 /// A copy that the caller may keep.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& losses) {
   const auto is_alike = [&](const at::Tensor& loss) {
@@ -187,6 +197,10 @@ CapturedSteps StepGraphs::report() const {
 }
 
 // --- gradients ---
+
+bool StepGraphs::Gradient::is_ours() const {
+  return holders_of(tensor) == 1 && holders_of(tensor.storage()) == storage_uses;
+}
 
 bool StepGraphs::is_gradient(const c10::StorageImpl* memory) {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -365,7 +379,7 @@ bool StepGraphs::capture(Captured& captured, const StepSignature& signature, con
   originals.clear();
   if (why.empty()) {
     for (const GradientPtr& after : made.after) {
-      if (after && after->storage_uses == 0) after->storage_uses = after->tensor.storage().use_count();
+      if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
     }
     captured = std::move(made);
     const at::NoGradGuard no_graph;

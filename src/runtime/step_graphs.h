@@ -92,9 +92,7 @@ class StepGraphs {
     std::size_t storage_uses = 0;  // how many tensors share its memory, as captured
 
     /// Whether only graphs have it.
-    [[nodiscard]] bool is_ours() const {
-      return tensor.use_count() == 1 && tensor.storage().use_count() == storage_uses;
-    }
+    [[nodiscard]] bool is_ours() const;
   };
   using GradientPtr = std::shared_ptr<Gradient>;
 

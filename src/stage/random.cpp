@@ -121,6 +121,23 @@ class Redirected {
   at::Tensor state_;
 };
 
+/// Runs an operation that must not draw. One that takes a generator draws. Any other may draw or not (attention without
+/// dropout, or its backward, which is given the numbers of the forward): on a CPU it calls operations that take one,
+/// and elsewhere the default generator tells.
+void refuse_to_draw(const c10::OperatorHandle& op, c10::DispatchKeySet beyond, bool takes_generator,
+                    torch::jit::Stack* stack) {
+  if (takes_generator) throw InvalidArgument(forbidden);
+  const c10::Device device = device_of(op, *stack);
+  // What is captured has run before.
+  if (device.is_cpu() || device.is_meta() || capturing != nullptr) return op.redispatchBoxed(beyond, stack);
+  const std::lock_guard lock(default_generators());
+  const at::Generator global = at::globalContext().defaultGenerator(device);
+  const std::uint64_t offset = global.unsafeGetGeneratorImpl()->get_offset();
+  const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // operations that it calls draw from the same generator
+  op.redispatchBoxed(beyond, stack);
+  if (global.unsafeGetGeneratorImpl()->get_offset() != offset) throw InvalidArgument(forbidden);
+}
+
 /// The kernel of random operations on a thread with a scope.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
@@ -128,7 +145,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (streams == nullptr) {
     const auto argument = generator_argument(op);
     const bool has_own = argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
-    if (forbidden != nullptr && !has_own) throw InvalidArgument(forbidden);
+    if (forbidden != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
     if (capturing != nullptr && device_of(op, *stack).is_cpu()) throw InvalidArgument(kDrawnOnCpu);
     return op.redispatchBoxed(beyond, stack);
   }
@@ -314,12 +331,15 @@ GraphRandomScope::~GraphRandomScope() {
 }
 
 NoRandom::NoRandom(const char* why)
-    : before_(std::exchange(forbidden, why)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+    : before_(std::exchange(forbidden, why)),
+      outer_(std::exchange(innermost, nullptr)),
+      was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
   install_once();
   c10::impl::tls_set_dispatch_key_included(kMode, true);
 }
 NoRandom::~NoRandom() {
   forbidden = before_;
+  innermost = outer_;
   c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
 }
 

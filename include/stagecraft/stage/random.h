@@ -138,7 +138,7 @@ class GraphRandomScope {
 std::mutex& default_generators();
 
 /// While it lives, random operations of this thread without a generator of their own throw InvalidArgument with the
-/// text `why`, which must outlive it. Not within a RandomScope.
+/// text `why`, which must outlive it. It ends what a RandomScope around it does; one within it may draw.
 class NoRandom {
  public:
   explicit NoRandom(const char* why);
@@ -148,6 +148,7 @@ class NoRandom {
 
  private:
   const char* before_;
+  RandomScope* outer_;
   bool was_redirected_;
 };
 

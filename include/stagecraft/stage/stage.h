@@ -102,6 +102,9 @@ struct StageOptions {
   /// layer. Empty: the halves are issued one after the other, on a device with streams to two of them. Not for stages
   /// that are recomputed. Not called where only the input part of the backward overlaps, nor with handlers for F or B.
   StageOverlap overlapped = {};
+  /// Why a backward of this stage must not draw random numbers; one that does throws InvalidArgument with this text.
+  /// For functions that compute a part of the forward again and cannot know which numbers it drew. Empty: it may draw.
+  std::string no_random_in_backward = {};
   /// A number that changes when the stage begins to compute something else, such as when a submodule changes between
   /// training and evaluation: a step that was captured as a graph is then captured anew. Stages from modules have it.
   std::function<std::uint64_t()> mode = {};

@@ -9,15 +9,9 @@
 #include "stagecraft/automatic/automatic.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
-#include "stagecraft/stage/random.h"
 
 namespace stagecraft::python {
 namespace {
-
-constexpr const char* kDrawsInBackward =
-    "a module draws random numbers in its backward, as torch.utils.checkpoint does when it computes a part again; with "
-    "a "
-    "seed, they would not be those of its forward: use the pipeline's recompute, or leave out the seed";
 
 py::tuple to_tuple(const StepResult& result) {
   py::list losses;
@@ -42,11 +36,7 @@ PipelineBox::PipelineBox(std::shared_ptr<WorldBox> world, const py::list& specs,
   PipelineOptions own = options_from(options, keep);
   const bool has_seed = !options["seed"].is_none();
   for (const py::handle spec : specs) {
-    PythonStage made = make_stage(py::cast<py::dict>(spec), keep);
-    // What is computed again draws the same numbers from streams only.
-    const bool again = made.stage.options().recompute.value_or(own.recompute).is_any();
-    made.settings->global_random = !has_seed && !again;
-    draws_streams_ |= !made.settings->global_random;
+    PythonStage made = make_stage(py::cast<py::dict>(spec), has_seed, own.recompute, keep);
     stages.push_back(std::move(made.stage));
     settings.push_back(std::move(made.settings));
   }
@@ -61,13 +51,6 @@ PipelineBox::PipelineBox(std::shared_ptr<WorldBox> world, const py::list& specs,
   }
   for (std::size_t i = 0; i < stages.size(); ++i) {
     settings[i]->is_last = stages[i].index().value + 1 == pipeline_->schedule().stages();
-  }
-  if (!draws_streams_) return;
-  for (const ActionKind kind : {ActionKind::kBackward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
-    pipeline_->on(kind, [](const ActionContext& context) {
-      const NoRandom none(kDrawsInBackward);
-      context.run();
-    });
   }
 }
 
@@ -129,17 +112,13 @@ py::list PipelineBox::infer_shapes(const py::tuple& arguments, const py::dict& k
 
 void PipelineBox::on(const std::string& kind, const py::object& handler, py::list keep) {
   const Borrowed own(handler, keep);
-  const bool draws_streams = draws_streams_;
   for (int k = 0; k < kActionKinds; ++k) {
     const auto known = static_cast<ActionKind>(k);
     if (kind_text(known) != kind) continue;
-    const bool is_backward = gives_input_gradient(known) || gives_weight_gradient(known);
-    pipeline().on(known, [own, draws_streams, is_backward](const ActionContext& context) {
+    pipeline().on(known, [own](const ActionContext& context) {
       std::exception_ptr failure;  // of the action, which Python cannot hand on as what it is
       const auto run = [&] {
         const py::gil_scoped_release no_gil;
-        std::optional<NoRandom> none;
-        if (draws_streams && is_backward) none.emplace(kDrawsInBackward);
         try {
           context.run();
         } catch (...) {

@@ -39,7 +39,6 @@ class PipelineBox : public Dependent {
  private:
   std::shared_ptr<WorldBox> world_;
   std::optional<Pipeline> pipeline_;
-  bool draws_streams_ = false;
 };
 
 template <typename Work>

@@ -9,6 +9,12 @@
 namespace stagecraft::python {
 namespace {
 
+constexpr const char* kDrawsInBackward =
+    "a module draws random numbers in its backward, as torch.utils.checkpoint does when it computes a part again; with "
+    "a seed or a recompute of the pipeline, they would not be those of its forward: use the pipeline's recompute in "
+    "its "
+    "place, or leave out both";
+
 NamedTensors named_tensors(const py::handle& pairs) {
   NamedTensors tensors;
   for (const py::handle pair : pairs) {
@@ -74,7 +80,7 @@ Recompute recompute_from(const py::object& object, py::list& keep) {
       [chosen](const std::string& name) { return in_python([&] { return py::cast<bool>(chosen.get()(name)); }); });
 }
 
-PythonStage make_stage(const py::dict& spec, py::list& keep) {
+PythonStage make_stage(const py::dict& spec, bool has_seed, const Recompute& recompute, py::list& keep) {
   auto settings = std::make_shared<StageSettings>();
   const int index = py::cast<int>(spec["index"]);
   StageOptions options;
@@ -86,6 +92,9 @@ PythonStage make_stage(const py::dict& spec, py::list& keep) {
   options.other_names = py::cast<std::vector<std::pair<std::string, std::string>>>(spec["other_names"]);
   options.origin = py::cast<std::string>(spec["origin"]);
   if (!spec["recompute"].is_none()) options.recompute = recompute_from(spec["recompute"], keep);
+  // What is computed again draws the same numbers from streams only.
+  settings->global_random = !has_seed && !options.recompute.value_or(recompute).is_any();
+  if (!settings->global_random) options.no_random_in_backward = kDrawsInBackward;
   options.layers = layers_from(spec["layers"], settings, index, keep);
   options.mode = [mode = Borrowed(spec["mode"], keep)] {
     return in_python([&] { return py::cast<std::uint64_t>(mode.get()()); });

@@ -82,6 +82,20 @@ class Graphs(unittest.TestCase):
     def test_numbers_of_torchs_own_generator(self):
         self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, seed=None)
 
+    def test_gradients_that_are_kept(self):
+        """A replay does not overwrite what somebody has kept; what Python has only looked at is not kept."""
+        kept = []
+
+        def before(step, modules):
+            if step in (3, 4):
+                gradient = modules[0].out.weight.grad
+                kept.append((gradient, gradient.clone()))
+
+        captured = self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, before=before)
+        self.assertEqual(captured.reason, "")
+        for gradient, value in kept:
+            self.assertTrue(torch.equal(gradient, value))
+
     def test_modes_that_change(self):
         def before(step, modules):
             for module in modules:

@@ -1,4 +1,4 @@
-"""Runs a function of a test file on ranks as processes with a Gloo group.
+"""Runs a function of a test file on ranks as processes with a process group, of Gloo unless STAGECRAFT_TEST_BACKEND says otherwise.
 
 A test calls `run("test_file:function", ranks)`; the function gets the rank and the number of ranks, in a new process where the default process
 group is made. What it returns comes back by rank, as JSON. Ends all processes that are still there after the time limit.
@@ -61,7 +61,7 @@ def start(function, ranks, folder, **arguments):
                 env=environment,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                cwd=HERE,
+                cwd=os.getcwd(),
             )
         all_ranks.append(Rank(process, result, log))
     return all_ranks
@@ -103,7 +103,8 @@ def _main():
     import torch.distributed as dist
 
     file, name = sys.argv[1].split(":")
-    dist.init_process_group("gloo")
+    sys.path.insert(0, os.getcwd())
+    dist.init_process_group(os.environ.get("STAGECRAFT_TEST_BACKEND", "gloo"))
     result = getattr(importlib.import_module(file), name)(dist.get_rank(), dist.get_world_size(), **json.loads(sys.argv[3]))
     pathlib.Path(sys.argv[2]).write_text(json.dumps(result))
 

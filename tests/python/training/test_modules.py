@@ -107,6 +107,29 @@ class Modules(unittest.TestCase):
             train([models.block(0), Checkpointed(1, False, dropout=0.5)], seed=3)
         self.assertIn("torch.utils.checkpoint", str(caught.exception))
 
+    def test_checkpointed_attention_draws_nothing(self):
+        """Attention may draw, but does not without dropout: not refused with a seed, nor its backward."""
+
+        class Attends(nn.Module):
+            def __init__(self, index):
+                super().__init__()
+                self.inner = models.block(index)
+
+            def forward(self, value):
+                heads = self.inner(value).unflatten(1, (2, 2, 4)).transpose(0, 1)
+                run = nn.functional.scaled_dot_product_attention
+                return torch.utils.checkpoint.checkpoint(run, heads, heads, heads, use_reentrant=False).transpose(0, 1).flatten(1)
+
+        self.expect_one_device(lambda: [models.block(0), Attends(1)], seed=3)
+
+    def test_checkpoint_beside_a_stage_that_is_recomputed(self):
+        modules = [nn.Sequential(models.block(0), nn.Dropout(0.5)), Checkpointed(1, False, dropout=0.5)]
+        stages = [sc.Stage(modules[0], 0, recompute=sc.Recompute.stage()), sc.Stage(modules[1], 1)]
+        pipeline = sc.Pipeline(stages, schedule=WHOLE, stages_per_rank=2, microbatches=4, loss=models.mean_loss)
+        inputs, target = models.batch()
+        pipeline.step(inputs, target=target)
+        self.assertTrue(all(parameter.grad is not None for module in modules for parameter in module.parameters()))
+
     def test_a_seed_makes_random_numbers_independent_of_the_schedule(self):
         def make():
             return [nn.Sequential(models.block(0), nn.Dropout(0.5)), nn.Sequential(models.block(1), nn.Dropout(0.5))]

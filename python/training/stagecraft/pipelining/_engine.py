@@ -6,8 +6,9 @@ interpreter would have called can be told from the original:
 
     schedule    one of the classes of this package, nothing patched, no custom functions
     stages      PipelineStage itself, nothing patched, weights of their own
-    modules     plain ones on the CPU: no data parallel wrapper, no DTensors, nothing compiled
-    inputs      plain tensors without gradients
+    modules     plain ones on the stages' device, the CPU or a GPU: no data parallel wrapper, no DTensors, nothing compiled
+    inputs      plain tensors without gradients, on that device
+    ranks       Gloo for CPUs, NCCL for GPUs
     torch       no profiler, no anomaly detection, no dispatch modes
 
 Anything else stays with the interpreter. The ranks of a pipeline must all choose the same: if all of them look usual at the first
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _UNUSUAL_MODULES = (DistributedDataParallel, FSDPModule, OptimizedModule)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what carries messages between ranks, by device
 # What a value between stages, a keyword or an argument may be beside a tensor.
 _PLAIN_VALUES = (bool, int, float, str, type(None))
 
@@ -67,7 +69,7 @@ def faster_engine(schedule: _PipelineSchedule, step: Step) -> Engine | None:
     if not alone:
         from . import _ranks
 
-        world = _ranks.world_of(stages[0].group)
+        world = _ranks.world_of(stages[0].group, torch.device(stages[0].device))
         if world is None:
             schedule._ranks_may_share = False
             return None
@@ -89,8 +91,8 @@ def may_share(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase])
     """Whether a rank of several, before its first step, looks as if the C++ runtime could run its steps."""
     if not (schedule._has_backward and _is_stock(schedule, stages) and _is_available()):
         return False
-    on_cpu = all(torch.device(stage.device).type == "cpu" for stage in stages)
-    return on_cpu and stages[0].group_size > 1 and dist.get_backend(stages[0].group) == "gloo"
+    device = _device_of(stages)
+    return device is not None and stages[0].group_size > 1 and dist.get_backend(stages[0].group) == _BACKENDS[device.type]
 
 
 def _made_from(schedule: _PipelineSchedule, stages: list[_PipelineStageBase], step: Step) -> tuple | None:
@@ -196,25 +198,34 @@ def _is_ordinary(stages: list[PipelineStage], step: Step) -> bool:
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     for stage in stages:
-        if (
-            stage.dw_builder is not None
-            or stage._runtime_validate
-            or not stage._stage_meta.outputs
-            or torch.device(stage.device).type != "cpu"
-        ):
+        if stage.dw_builder is not None or stage._runtime_validate or not stage._stage_meta.outputs:
             return False
-    return all(_is_plain(value) for args in step.arg_mbs for value in args) and all(
-        _is_plain(value) for kwargs in step.kwarg_mbs for value in kwargs.values()
+    device = _device_of(stages)
+    if device is None:
+        return False
+    return all(_is_plain(value, device) for args in step.arg_mbs for value in args) and all(
+        _is_plain(value, device) for kwargs in step.kwarg_mbs for value in kwargs.values()
     )
 
 
-def _is_plain(value: Any) -> bool:
-    return not value.requires_grad if type(value) in _PLAIN_TENSORS else type(value) in _PLAIN_VALUES
+def _is_plain(value: Any, device: torch.device) -> bool:
+    if type(value) in _PLAIN_TENSORS:
+        return not value.requires_grad and value.device == device
+    return type(value) in _PLAIN_VALUES
+
+
+def _device_of(stages: Sequence[_PipelineStageBase]) -> torch.device | None:
+    """The device of all stages; None if they have several, or one that the C++ runtime does not compute on."""
+    device = torch.device(stages[0].device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    is_known = device.type in _BACKENDS and all(torch.device(stage.device) == torch.device(stages[0].device) for stage in stages)
+    return device if is_known else None
 
 
 def _weights(stages: list[PipelineStage]) -> list[list[torch.nn.Parameter]] | None:
     """The trained weights of each stage, each once; None if a module or weight is unusual, or two stages share one."""
-    found, seen = [], set()
+    found, seen, device = [], set(), _device_of(stages)
     for stage in stages:
         if not isinstance(stage.submod, torch.nn.Module):
             return None
@@ -226,7 +237,7 @@ def _weights(stages: list[PipelineStage]) -> list[list[torch.nn.Parameter]] | No
                 return None
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.requires_grad:
-                    if type(parameter) is not torch.nn.Parameter or isinstance(parameter.data, DTensor):
+                    if type(parameter) is not torch.nn.Parameter or isinstance(parameter.data, DTensor) or parameter.device != device:
                         return None
                     own[id(parameter)] = parameter
                     trained = True

@@ -101,7 +101,8 @@ class NativeEngine:
         owners = [(_Owner(stage.submod), stage.stage_index) for stage in stages]
         texts = [[None if action is None else str(action) for action in rows[key]] for key in sorted(rows)]
         alone = stages[0].group_size == 1
-        world = World.alone() if alone else shared_world(stages[0].group)
+        device = stages[0].device
+        world = World.alone(device) if alone else shared_world(stages[0].group, device)
         self._run = ScheduleRun(world, owners, texts, microbatches=microbatches, loss=self._losses)
         for (owner, _), stage in zip(owners, stages, strict=True):
             owner.submod = _forward(stage)

@@ -16,17 +16,17 @@ _USUAL_TIMEOUT = 1800.0
 _refused: dict[int, dist.ProcessGroup] = {}  # by id: groups whose ranks cannot all join a world
 
 
-def world_of(group: dist.ProcessGroup | None) -> World | None:
+def world_of(group: dist.ProcessGroup | None, device: torch.device) -> World | None:
     """The world of a group, made at the first call, by all of its ranks; None on all of them if one could not join."""
     group = dist.group.WORLD if group is None else group
     if id(group) in _refused:
         return None
-    known = known_world(group)
+    known = known_world(group, device)
     if known is not None:
         return known
-    world, joined = None, torch.ones(1, dtype=torch.int32)
+    world, joined = None, torch.ones(1, dtype=torch.int32, device=device)
     try:
-        world = shared_world(group, timeout=_timeout(group))
+        world = shared_world(group, device, timeout=_timeout(group, device))
     except Error as refused:
         logger.warning("the interpreter runs this pipeline: %s", refused)
         joined.zero_()
@@ -56,9 +56,9 @@ def as_upstream(error: BaseException) -> BaseException:
     return told
 
 
-def _timeout(group: dist.ProcessGroup) -> float:
+def _timeout(group: dist.ProcessGroup, device: torch.device) -> float:
     """The group's own: as long as its ranks wait for each other."""
     try:
-        return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        return group._get_backend(device).options._timeout.total_seconds()
     except (AttributeError, RuntimeError):
         return _USUAL_TIMEOUT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -79,7 +80,7 @@ class Pipeline:
 
     `stages`: this rank's, or a torch.nn.Sequential, which is cut evenly for the schedule. `schedule`: a name ("1F1B", "InterleavedZeroBubble",
     ...), the path of a CSV file, a stagecraft.Schedule, rows of actions, or "auto". `world`: a World, a process group or a dimension of a device
-    mesh; by default the rank of `run_ranks` that this is called in, or a single rank. `seed`: random numbers are then those of (step, stage,
+    mesh; by default the rank of `run_ranks` that this is called in, or a single rank, on the device of the modules. `seed`: random numbers are then those of (step, stage,
     microbatch), whatever the schedule; by default modules draw from torch's generators, as they do without a pipeline. All other options are those
     of C++'s PipelineOptions.
 
@@ -88,7 +89,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Sequence[Stage] | torch.nn.Sequential, *, world: Any = None, **options: Any):
-        self.world = as_world(world)
+        self.world = as_world(world, _device_of(stages))
         if isinstance(stages, torch.nn.Sequential):
             stages = split(stages, self.world, schedule=options.get("schedule", "1F1B"), stages_per_rank=options.get("stages_per_rank", 0))
         elif isinstance(stages, Stage):
@@ -303,6 +304,17 @@ def _around(outer: Callable | None, inner: Callable) -> Callable:
     if outer is None:
         return inner
     return lambda stage, action, run: outer(stage, action, lambda: inner(stage, action, run))
+
+
+def _device_of(stages: Sequence[Stage] | Stage | torch.nn.Sequential) -> torch.device | None:
+    """Where their parameters and buffers are; None if they have none."""
+    given = [stages] if isinstance(stages, (Stage, torch.nn.Sequential)) else stages
+    for one in given:
+        module = one.submod if isinstance(one, Stage) else one
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            if tensor.device.type != "meta":
+                return tensor.device
+    return None
 
 
 def _options(given: Mapping[str, Any]) -> Options:

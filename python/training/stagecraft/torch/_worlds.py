@@ -23,6 +23,8 @@ class World:
     `World(group)` is a world of the ranks of a torch.distributed process group (None: the default group), `World(mesh)` or
     `World(mesh["pp"])` of a dimension of a device mesh; all ranks of the group make it. Its messages do not disturb the group's own
     send, recv and collectives. `run_ranks` makes worlds of threads. Rank p of replica r is rank p * replicas + r of the group.
+
+    `device`: where this rank computes; by default the current GPU if the group is one of NCCL alone, otherwise the CPU.
     """
 
     def __init__(
@@ -35,13 +37,14 @@ class World:
         _box: Any = None,
     ):
         if _box is None:
-            _box = _runtime.process_group_world(_process_group(group), replicas, timeout, torch.device(device or "cpu"))
+            group = _process_group(group)
+            _box = _runtime.process_group_world(group, replicas, timeout, _with_index(device or _device_of(group)))
         self._box = _box
 
     @staticmethod
     def alone(device: torch.device | str = "cpu", timeout: float = 300.0) -> "World":
         """A world of one rank, in the calling thread."""
-        return World(_box=_runtime.local_world(torch.device(device), timeout))
+        return World(_box=_runtime.local_world(_with_index(device), timeout))
 
     @property
     def rank(self) -> int:
@@ -142,26 +145,26 @@ def run_ranks(
     if device is None:
         devices = []
     elif isinstance(device, Sequence) and not isinstance(device, str):
-        devices = [torch.device(one) for one in device]
+        devices = [_with_index(one) for one in device]
     else:
-        devices = [torch.device(device)]
+        devices = [_with_index(device)]
     return _runtime.run_ranks(run, ranks, replicas, threads_per_rank, timeout, devices)
 
 
-_shared: dict[int, tuple[Any, World]] = {}  # id of a process group -> (group, its world)
+_shared: dict[tuple[int, torch.device], tuple[Any, World]] = {}  # (id of a process group, device) -> (group, its world)
 
 
-def shared_world(group: Any = None, *, timeout: float = 300.0) -> World:
-    """The one world of a process group that front ends share, made at the first call: then all ranks of the group must call it."""
-    known = known_world(group)
+def shared_world(group: Any = None, device: torch.device | str = "cpu", *, timeout: float = 300.0) -> World:
+    """The one world of a process group on a kind of device, which front ends share, made at the first call: then all ranks of the group must call it."""
+    known = known_world(group, device)
     if known is None:
         group = _process_group(group)
-        known = World(group, timeout=timeout)
-        _shared[id(group)] = (group, known)
+        known = World(group, timeout=timeout, device=device)
+        _shared[id(group), _with_index(device)] = (group, known)
     return known
 
 
-def known_world(group: Any = None) -> World | None:
+def known_world(group: Any = None, device: torch.device | str = "cpu") -> World | None:
     """The shared world of a process group if it has been made and is open. Worlds of groups that were destroyed are closed."""
     import torch.distributed as dist
 
@@ -172,17 +175,33 @@ def known_world(group: Any = None) -> World | None:
         except (ValueError, RuntimeError):  # destroyed
             del _shared[key]
             world.close()
-    _, known = _shared.get(id(group), (None, None))
+    _, known = _shared.get((id(group), _with_index(device)), (None, None))
     return known if known is not None and known._box.is_open else None
 
 
-def as_world(given: Any, device: torch.device | str = "cpu") -> World:
-    """A World as it is; the shared world of a process group or a mesh dimension; for None that of the current rank, or a single rank."""
+def as_world(given: Any, device: torch.device | str | None = None) -> World:
+    """A World as it is; the shared world of a process group or a mesh dimension; for None that of the current rank, or a single rank.
+
+    `device`: where the stages are; None if they do not say.
+    """
     if isinstance(given, World):
         return given
     if given is None:
-        return current_world() or World.alone(device)
-    return shared_world(given)
+        return current_world() or World.alone(device or "cpu")
+    return shared_world(given, device or _device_of(_process_group(given)))
+
+
+def _with_index(device: torch.device | str) -> torch.device:
+    """The current one of its kind, unless it says which."""
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+def _device_of(group: Any) -> torch.device:
+    """Where the ranks of a process group compute, as far as the group tells."""
+    import torch.distributed as dist
+
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def _process_group(group: Any) -> Any:
