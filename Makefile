@@ -181,15 +181,18 @@ test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (
 	@for ranks in 2 4; do \
 	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
 	  echo "== equivalence, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; \
+  echo "== graphs, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/gpu_test --gtest_brief=1 --gtest_filter='GraphsOfProcesses.*' || exit 1; \
 	done
 	@! command -v mpirun > /dev/null || for ranks in 2 4; do echo "== equivalence, MPI, $$ranks ranks" && STAGECRAFT_TEST_DEVICE=cuda \
 	  mpirun --allow-run-as-root --oversubscribe -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; done
 
 bench-gpu:  ## On a GPU: ours beside the installed torch, steps eager and as graphs, training a GPT; predicted times, memory
 	$(configure_gpu)
-	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench gpu_prediction_bench memory_bench stagecraft stagecraft_train
+	@cmake --build build/gpu -j $(JOBS) --target gpu_step_bench gpu_prediction_bench memory_bench stagecraft stagecraft_train \
+	  $$(grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt && echo stagecraft_python)
 	@failed=0; \
 	  $(PYTHON) bench/gpu_step_bench.py --ours build/gpu/bin/gpu_step_bench $(if $(NCCL),--nccl "$(NCCL)") --json build/bench/gpu_step.json || failed=1; \
+	  ! grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt || PYTHONPATH="$(abspath build/gpu/python)" $(PYTHON) bench/gpu_python_bench.py --json build/bench/gpu_python.json || failed=1; \
 	  build/gpu/bin/gpu_prediction_bench || failed=1; \
 	  build/gpu/bin/memory_bench cuda 16 2048 16 4 1024 bfloat16 4 || failed=1; \
 	  $(PYTHON) bench/gpu_gpt_bench.py --stagecraft build/gpu/bin/stagecraft --json build/bench/gpu_gpt.json || failed=1; \

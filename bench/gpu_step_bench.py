@@ -8,6 +8,7 @@ NCCL has to be 2.30 or later.
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -20,8 +21,6 @@ import torch
 import torch.distributed as dist
 from gpt_block import Block
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 VOCABULARY, STAGES = 8192, 4
 # layers, width, microbatches, rows, length, type; times faster than torch's 1F1B, and than its zero bubble
@@ -53,23 +52,39 @@ def best_of(step):
     return min(milliseconds(steps) for _ in range(4 if steps > 1 else 3))
 
 
-def theirs(schedule_class, layers, width, microbatches, rows, length, kind):
+def loss_of(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1).float(), target.flatten())
+
+
+def measured(make_step, layers, width, microbatches, rows, length, kind):
+    """Milliseconds and gigabytes of make_step(modules, microbatches)(tokens, target)."""
     torch.manual_seed(1)
     device = torch.device("cuda", 0)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     parts = [part(layers, width, stage).to(device, getattr(torch, kind)) for stage in range(STAGES)]
-    stages = [PipelineStage(module, index, STAGES, device) for index, module in enumerate(parts)]
-    schedule = schedule_class(stages, microbatches, loss_fn=lambda output, target: nn.functional.cross_entropy(output.flatten(0, 1).float(), target.flatten()))
+    run = make_step(parts, microbatches)
     tokens = torch.randint(VOCABULARY, (microbatches * rows, length), device=device)
     target = torch.randint(VOCABULARY, tokens.shape, device=device)
 
     def step():
         for module in parts:
             module.zero_grad()
-        schedule.step(tokens, target=target, losses=[])
+        run(tokens, target)
 
     return best_of(step), torch.cuda.max_memory_reserved() / 1e9
+
+
+def by_package(name, schedule):
+    """For `measured`: torch.distributed.pipelining, or a package in its place."""
+
+    def make_step(parts, microbatches):
+        package = importlib.import_module(name)
+        stages = [package.PipelineStage(module, index, STAGES, torch.device("cuda", 0)) for index, module in enumerate(parts)]
+        run = package.schedules.get_schedule_class(schedule)(stages, microbatches, loss_fn=loss_of)
+        return lambda tokens, target: run.step(tokens, target=target, losses=[])
+
+    return make_step
 
 
 def several_ranks(ours, setting, ranks, nccl):
@@ -107,8 +122,8 @@ def main():
         print(f"\n{layers} layers, width {width}, {kind}, {microbatches} microbatches of {rows} x {length}")
         print(f"  {'':<24}{'torch':>9}{'eager':>9}{'graph':>9}{'torch/graph':>13}{'torch GB':>10}{'eager GB':>10}{'graph GB':>10}")
         result = {"setting": setting, "ours": ours}
-        for name, schedule, at_least in (("Interleaved1F1B", ScheduleInterleaved1F1B, wanted), ("InterleavedZeroBubble", ScheduleInterleavedZeroBubble, wanted_split)):
-            torch_ms, torch_gb = theirs(schedule, *setting)
+        for name, at_least in (("Interleaved1F1B", wanted), ("InterleavedZeroBubble", wanted_split)):
+            torch_ms, torch_gb = measured(by_package("torch.distributed.pipelining", name), *setting)
             eager, graph = ours[f"{name} eager"], ours[f"{name} graph"]
             result[name] = {"torch": torch_ms, "torch GB": torch_gb}
             print(f"  {name:<24}{torch_ms:9.1f}{eager:9.1f}{graph:9.1f}{torch_ms / graph:13.2f}{torch_gb:10.2f}"

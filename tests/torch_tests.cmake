@@ -70,7 +70,8 @@ else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/concurrency/operators_test.cpp)
 endif()
 
-set(gpu_tests gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/overlap_test.cpp gpu/lanes_test.cpp)
+set(gpu_tests gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/recorded_graph_test.cpp gpu/resumed_graph_test.cpp gpu/overlap_test.cpp
+  gpu/lanes_test.cpp)
 if(STAGECRAFT_HAS_CUDA)  # `make test-gpu` runs it: without a GPU it fails
   stagecraft_torch_test(gpu_test 1 ${gpu_tests})
   target_include_directories(gpu_test PRIVATE ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/gpu)

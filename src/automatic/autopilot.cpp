@@ -51,8 +51,8 @@ Schedule with_split_backwards(const Schedule& schedule) {
 
 }  // namespace
 
-Autopilot::Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes)
-    : world_(world), options_(options), passes_(std::move(passes)) {
+Autopilot::Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes, int warm_ups)
+    : world_(world), options_(options), passes_(std::move(passes)), warm_ups_(warm_ups) {
   check(options, world.timeout());
   report_.starting = starting.name;
   report_.planned = starting.name;
@@ -76,7 +76,7 @@ Autopilot::Variant Autopilot::variant() const {
 void Autopilot::after_step(const Timeline& timeline, double seconds) {
   if (is_decided()) return;
   const Variant present = variant();
-  const bool is_warm = turns_ >= 2;  // the first step of each kind is a warm-up
+  const bool is_warm = turns_ >= 2 * warm_ups_;  // of each kind
   ++turns_;
   if (is_warm && records()) timelines_[present].push_back(timeline);
   if (is_warm && !records()) seconds_[present].push_back(seconds);
@@ -164,9 +164,10 @@ const AutoReport& auto_report(const Pipeline& pipeline) {
 }
 
 bool detail::register_autopilot() {
-  register_steering([](World& world, const AutoOptions& options, const Schedule& starting, const std::string& passes) {
-    return std::make_unique<Autopilot>(world, options, starting, passes);
-  });
+  register_steering(
+      [](World& world, const AutoOptions& options, const Schedule& starting, const std::string& passes, int warm_ups) {
+        return std::make_unique<Autopilot>(world, options, starting, passes, warm_ups);
+      });
   return true;
 }
 

@@ -21,7 +21,7 @@ class Autopilot : public Steering {
 
   /// `starting` is compute-only; plans are compared after `passes` have lowered them. Throws InvalidArgument for
   /// options out of range.
-  Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes);
+  Autopilot(World& world, const AutoOptions& options, Schedule starting, std::string passes, int warm_ups);
 
   [[nodiscard]] std::size_t next() const override { return variant(); }
   [[nodiscard]] const Schedule& schedule(std::size_t number) const override { return schedules_.at(number); }
@@ -33,7 +33,7 @@ class Autopilot : public Steering {
 
  private:
   [[nodiscard]] Variant variant() const;
-  [[nodiscard]] bool is_over(int turns) const { return turns >= 2 * (options_.profile_steps + 1); }
+  [[nodiscard]] bool is_over(int turns) const { return turns >= 2 * (options_.profile_steps + warm_ups_); }
   void plan_together();
   void decide_together();
   [[nodiscard]] std::vector<Recording> gather_recordings();
@@ -41,6 +41,7 @@ class Autopilot : public Steering {
   World& world_;
   AutoOptions options_;
   std::string passes_;
+  int warm_ups_;
   std::array<Schedule, kVariants> schedules_;
   AutoReport report_;
   int turns_ = 0;                                   // steps in this phase

@@ -10,17 +10,10 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
-
-std::int64_t bytes_of(const Message& message) {
-  std::int64_t bytes = 0;
-  for (const at::Tensor& tensor : message.tensors) {
-    if (tensor.defined()) bytes += static_cast<std::int64_t>(tensor.nbytes());
-  }
-  return bytes;
-}
 
 /// Adds a remedy to LibTorch's error for a stage that changes its input in place.
 std::string with_remedy(std::string text) {
@@ -83,6 +76,7 @@ void Executor::clear() {
   arrived_.clear();
   fills_.clear();
   outputs_ = StepOutputs();
+  ends_.clear();
   program_ = nullptr;
   inputs_ = nullptr;
   world_.activity().set(std::nullopt);
@@ -94,19 +88,20 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   outputs_ = StepOutputs();
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
+  if (program.has_messages && !world_.device().is_cpu()) wait_for_earlier_steps();
   const at::AutoGradMode mode(inputs.training());
   begin_sides();
   parameters_.begin_step(inputs.update);
   if (!run_as_graph(inputs)) {
-    if (record_ && times_) times_->begin([&] { return world_.transport().now(); });
+    if (records_events()) begin_times();
     try {
       run_instructions(0, program.instructions.size());
     } catch (...) {
       if (graphs_) graphs_->forgive();
       throw;
     }
-    if (record_ && times_) timeline_ = times_->end();
   }
+  if (records_events()) timeline_ = times_->end();
   parameters_.end_step(program.never_reduced);
   if (inputs.training() && record_) {
     for (const BesideRecord& done : parameters_.records()) {
@@ -116,6 +111,9 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
       timeline_.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
     }
   }
+  if (program.has_messages && !world_.device().is_cpu()) {
+    ends_.emplace_back(world_.device().type()).record(current_stream(world_.device()));
+  }
   program_ = nullptr;
   inputs_ = nullptr;
   world_.activity().set(std::nullopt);
@@ -124,6 +122,17 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
       std::any_of(handlers_.begin(), handlers_.end(), [](const auto& handler) { return !!handler; });
   if (is_handled) empty_flights();
   return std::move(outputs_);
+}
+
+/// The host may be a step ahead of the device, no more: messages of further steps would pile up, and when they need new
+/// memory, or the queue of the device is full, CUDA may wait for operations that wait for other ranks.
+void Executor::wait_for_earlier_steps() {
+  constexpr std::size_t kMostAhead = 2;
+  for (; ends_.size() >= kMostAhead; ends_.pop_front()) ends_.front().synchronize();
+}
+
+void Executor::begin_times() {
+  times_->begin([&] { return world_.transport().now(); });
 }
 
 CapturedSteps Executor::captured() const {
@@ -176,7 +185,7 @@ void Executor::execute(const Instruction& instruction) {
   // Make a name only when a profiler is active.
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) range.before(to_text(action));
-  const bool by_events = record_ && times_;
+  const bool by_events = records_events();
   const double start = record_ && !by_events ? world_.transport().now() : 0;
   if (by_events) times_->start();
   waited_ = 0;
@@ -246,7 +255,7 @@ Message Executor::message_of(const Instruction& instruction) {
 
 void Executor::send(const Instruction& instruction) {
   Message message = message_of(instruction);
-  if (record_) bytes_ = bytes_of(message);
+  if (record_) bytes_ = message.bytes();
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
 
@@ -264,7 +273,7 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
   const double begin = record_ ? world_.transport().now() : 0;
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
   if (record_) waited_ += world_.transport().now() - begin;
-  if (record_ && times_) times_->received();
+  if (records_events()) times_->received();
   return message;
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/util/FunctionRef.h>
 
 #include <array>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -66,8 +68,10 @@ class Executor {
     handlers_[static_cast<std::size_t>(kind)] = std::move(handler);
   }
   void set_recording(bool record) { record_ = record; }
-  /// While steps are timed to choose a schedule: none is captured, because a capture takes longer than a step.
-  void set_choosing(bool choosing) { is_choosing_ = choosing; }
+  /// Drops the graphs of all captured steps.
+  void forget_graphs() {
+    if (graphs_) graphs_->forget();
+  }
   [[nodiscard]] const Timeline& timeline() const { return timeline_; }
   [[nodiscard]] CapturedSteps captured() const;
 
@@ -121,6 +125,8 @@ class Executor {
     return flights_[stage * microbatches_ + microbatch.index()];
   }
 
+  void begin_times();
+  void wait_for_earlier_steps();
   void empty_flights();
   void run_instructions(std::size_t begin, std::size_t end);
   /// Runs the instruction's part of the step; what is thrown becomes an error that names it.
@@ -134,6 +140,7 @@ class Executor {
   void execute_on_lane(const Instruction& instruction);
   Message as_captured(Message real, CapturedMessage& captured);
   [[nodiscard]] std::string why_eager() const;
+  [[nodiscard]] bool records_events() const { return record_ && times_.has_value(); }
   void drop_flights();
   void execute(const Instruction& instruction);
   void execute_alone(const Instruction& instruction);
@@ -184,8 +191,8 @@ class Executor {
   bool record_ = false;
   Timeline timeline_;
   std::optional<DeviceTimes> times_;  // on a device with streams
+  std::deque<c10::Event> ends_;       // of steps that the device may still compute
   std::optional<StepGraphs> graphs_;  // with PipelineOptions::graph
-  bool is_choosing_ = false;
   bool is_capturing_ = false;
   std::optional<SideBySide> side_by_side_;  // while a step without messages is captured
   std::string why_one_lane_;                // if later captures must not have several

@@ -63,8 +63,6 @@ std::string Executor::why_eager() const {
   if (std::any_of(handlers_.begin(), handlers_.end(), is_set)) {
     return "a handler runs between two actions (Pipeline::on)";
   }
-  if (record_) return "a timeline is recorded";
-  if (is_choosing_) return "the schedule is being chosen (\"auto\")";
   if (!parameters_.can_wait()) {
     return "replicas share parameters or gradients of the optimizer's own type (shard, precision): only replicas "
            "without these are captured";
@@ -81,6 +79,7 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
   std::optional<StepSignature> signature;
   if (why.empty()) {
     signature.emplace(graphs_->signature_of(*program_, inputs));
+    signature->add(std::uint64_t{record_});  // the graph then has events
     why = signature->obstacle();
   }
   std::uint64_t others = 0;
@@ -109,6 +108,7 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
   const auto run = [&](const StepInputs& fixed, StepPieces& pieces) {
     inputs_ = &fixed;
     pieces_ = &pieces;
+    if (records_events()) begin_times();
     run_in_pieces(pieces);
   };
   const auto clear = [&] {
@@ -155,7 +155,10 @@ void Executor::run_in_pieces(StepPieces& pieces) {
     if (is_exchange(all[i])) {
       pieces.exchange();
       world_.activity().set(all[i].action);
+      if (records_events()) times_->start();
+      bytes_ = 0;
       named_in_errors(all[i], [&] { exchange(all[i], pieces); });
+      if (records_events()) times_->finish(all[i].action, bytes_);
       ++i;
       continue;
     }
@@ -166,9 +169,11 @@ void Executor::run_in_pieces(StepPieces& pieces) {
     const std::size_t end = end_of_piece(i);
     arrived_.clear();
     fills_.clear();
+    std::vector<DeviceTimes::Wait> waits;
     for (std::size_t j = i; j < end; ++j) {
       if (!is_waiting(all[j])) continue;
       pieces.exchange();
+      if (records_events()) waits.push_back({all[j].action, times_->now()});
       Message real = receive_now(all[j]);
       if (pieces.is_capture()) {
         arrived_.emplace_back(all[j].tag, std::move(real));
@@ -176,11 +181,19 @@ void Executor::run_in_pieces(StepPieces& pieces) {
         named_in_errors(all[j], [&] { as_captured(std::move(real), pieces.message()); });
       }
     }
+    std::vector<DeviceTimes::Mark> marks;
+    if (records_events() && pieces.is_capture()) {
+      times_->prepare_graph(end - i, [&](const c10::Event& event) { graphs_->record(event); });
+    }
     const auto work = [&] {
       is_capturing_ = true;
       begin_lanes();
       try {
-        run_instructions(i, end);
+        if (records_events()) {
+          marks = times_->in_graph([&] { run_instructions(i, end); });
+        } else {
+          run_instructions(i, end);
+        }
       } catch (...) {
         side_by_side_.reset();
         throw;
@@ -192,6 +205,10 @@ void Executor::run_in_pieces(StepPieces& pieces) {
       for (auto& [to, from] : fills_) to.copy_(from, /*non_blocking=*/true);
     };
     named_in_errors(all[i], [&] { pieces.run(work, fill); });
+    if (records_events()) {
+      if (pieces.is_capture()) pieces.marks() = std::move(marks);
+      times_->replayed(pieces.marks(), waits);
+    }
     i = end;
   }
 }
@@ -206,6 +223,7 @@ Executor::SideBySide::SideBySide(std::vector<std::size_t> lanes_of_microbatches,
 /// Only a step without messages has lanes: pieces between two messages hold little that could run side by side.
 void Executor::begin_lanes() {
   lanes_captured_ = 1;
+  if (record_) return;  // a timeline is a list of actions one after the other
   if (!why_one_lane_.empty() || program_->has_overlaps || program_->has_messages) return;
   const int usual = most_handed_on_ <= kMostHandedOn ? kUsualLanes : 1;
   const auto most = static_cast<std::size_t>(options_.lanes > 0 ? options_.lanes : usual);
@@ -297,6 +315,7 @@ void Executor::exchange(const Instruction& instruction, StepPieces& pieces) {
     if (captured.needs_gradients[t]) copy.set_requires_grad(true);
     message.tensors.push_back(std::move(copy));
   }
+  if (record_) bytes_ = message.bytes();
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
 

@@ -136,7 +136,7 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
   };
   const auto start = [&] {
     waited_ = 0;
-    if (record_ && times_) times_->start();
+    if (records_events()) times_->start();
     return record_ && !times_ ? world_.transport().now() : 0;
   };
   if (fork) fork->enter(ahead.lane == kSecond);

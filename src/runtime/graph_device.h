@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
 #include <cstdint>
@@ -33,6 +34,9 @@ class GraphDevice {
 
   /// During a capture: streams that nobody else uses until it ends, for branches of the graph.
   virtual std::vector<c10::Stream> branches(std::size_t count) = 0;
+
+  /// During a capture: the current stream records an event at every replay. The event was recorded before, outside.
+  virtual void record(const c10::Event& event) = 0;
 
   /// During a capture: a generator whose kernels read seed and first offset from these tensors, one number each, when
   /// they are replayed, and which has come `begin` beyond that offset. The tensors must outlive the graph.

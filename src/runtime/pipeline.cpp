@@ -192,7 +192,9 @@ class Pipeline::Implementation {
     if (gathers && options_.passes == kDefaultLowering) options_.passes = kShardedLowering;
     evaluation_ = program_of(forwards_of(starting), gathers ? "unshard_reshard=2,send_recv" : "send_recv");
     if (options_.schedule.is_auto()) {
-      steering_ = make_steering(world_, options_.automatic, starting, options_.passes);
+      // With graphs the first step of a schedule runs without one, and the second is captured.
+      const int warm_ups = options_.graph.is_on() ? 2 : 1;
+      steering_ = make_steering(world_, options_.automatic, starting, options_.passes, warm_ups);
     }
     active_ = &programs_[0].emplace(program_of(std::move(starting), options_.passes));
     wiring_.emplace(schedule().stages(), options_.edges);
@@ -211,15 +213,17 @@ class Pipeline::Implementation {
   template <typename Prepare>
   StepResult steered(const Prepare& prepare, const StepOptions& options, StepKind kind) {
     const bool is_timed = kind == StepKind::kTraining && steering_ && !steering_->is_decided();
-    executor_->set_choosing(is_timed);
     if (is_timed) wait_for_device();
     const double begin = world_.transport().now();
     StepResult result = together(prepare, options, kind);
     if (!is_timed) return result;
     wait_for_device();
     const double seconds = world_.transport().now() - begin;
+    const bool was_recorded = steering_->records();
     try {
       stagecraft::together(world_, [&] { steering_->after_step(executor_->timeline(), seconds); });
+      // Graphs of schedules that are not run again, or not with events, would keep their memory.
+      if (steering_->records() != was_recorded || steering_->is_decided()) executor_->forget_graphs();
     } catch (...) {
       use(steering_->next());
       throw;

@@ -119,6 +119,10 @@ void StepGraphs::drop_if_moved() {
   }
   if (addresses == addresses_) return;
   addresses_ = std::move(addresses);
+  forget();
+}
+
+void StepGraphs::forget() {
   if (!captured_.empty()) current_stream(device_).synchronize();
   captured_.clear();
 }
@@ -277,6 +281,10 @@ class StepGraphs::Capture final : public StepPieces {
   }
   [[nodiscard]] bool is_capture() const override { return true; }
   CapturedMessage& message() override { return made_.messages.emplace_back(); }
+  std::vector<DeviceTimes::Mark>& marks() override {
+    made_.marks.resize(made_.graphs.size());
+    return made_.marks.back();
+  }
   void exchange() override { has_exchanged_ = true; }
   /// Whether the step has changed anything.
   [[nodiscard]] bool has_begun() const { return has_exchanged_ || !made_.graphs.empty(); }
@@ -298,6 +306,7 @@ class StepGraphs::Replay final : public StepPieces {
   }
   [[nodiscard]] bool is_capture() const override { return false; }
   CapturedMessage& message() override { return captured_.messages.at(message_++); }
+  std::vector<DeviceTimes::Mark>& marks() override { return captured_.marks.at(graph_ - 1); }
   void exchange() override {}
 
  private:

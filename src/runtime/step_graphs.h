@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device_times.h"
 #include "graph_device.h"
 #include "graph_random.h"
 #include "loss_policy.h"
@@ -37,6 +38,8 @@ class StepPieces {
   [[nodiscard]] virtual bool is_capture() const = 0;
   /// The next message of the step: new while it is captured.
   virtual CapturedMessage& message() = 0;
+  /// The times of the actions of the piece that was run last: of a new one while it is captured.
+  virtual std::vector<DeviceTimes::Mark>& marks() = 0;
   /// Called before the first message is sent, posted or received: from then on the step cannot begin anew.
   virtual void exchange() = 0;
 };
@@ -82,6 +85,10 @@ class StepGraphs {
 
   /// During a capture: streams for branches of the graph.
   [[nodiscard]] std::vector<c10::Stream> branches(std::size_t count) { return graphs_->branches(count); }
+  /// During a capture: see GraphDevice.
+  void record(const c10::Event& event) { graphs_->record(event); }
+  /// Drops all graphs.
+  void forget();
   /// Whether a gradient of a parameter is there at the moment.
   [[nodiscard]] bool is_gradient(const c10::StorageImpl* memory);
 
@@ -103,6 +110,7 @@ class StepGraphs {
     std::string reason;  // why it stays eager; empty if it does not
     std::vector<std::unique_ptr<DeviceGraph>> graphs;
     std::vector<CapturedMessage> messages;
+    std::vector<std::vector<DeviceTimes::Mark>> marks;  // by graph; without a recorded timeline they are empty
     std::vector<at::Tensor> inputs;
     at::Tensor seeds;
     std::unique_ptr<StreamSeeds> random;

@@ -70,8 +70,9 @@ class Writer {
 
   void write_span(std::size_t step, std::size_t rank, const Span& span) {
     const std::string name = to_text(span.action);
-    const std::string args = fmt::format(R"("step":{},"waited":{:.3f},"bytes":{}{})", step, kMicroseconds * span.waited,
-                                         span.bytes, span.beside ? R"(,"beside":true)" : "");
+    const std::string args =
+        fmt::format(R"("step":{},"waited":{:.3f},"bytes":{}{}{})", step, kMicroseconds * span.waited, span.bytes,
+                    span.beside ? R"(,"beside":true)" : "", span.replayed ? R"(,"replayed":true)" : "");
     if (span.beside) return slice(rank, kBeside, name, span.start, span.end, args);
     const double working = span.start + span.waited;
     if (span.waited > 0) slice(rank, kCommunicated, "wait for " + name, span.start, working, "");
@@ -189,6 +190,7 @@ class Reader {
     span.waited = *waited / kMicroseconds;
     span.bytes = static_cast<std::int64_t>(*bytes);
     span.beside = beside;
+    span.replayed = args.contains("replayed") && args["replayed"] == true;
     add(static_cast<std::size_t>(*step), static_cast<std::size_t>(*rank), span, index);
   }
 

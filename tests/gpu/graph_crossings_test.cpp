@@ -197,7 +197,7 @@ TEST_F(GraphCrossings, AScheduleThatIsChosenWhileItTrains) {
   };
   const std::vector<Trace> chosen = train(run, true);
   for (std::size_t rank = 0; rank < fixed.size(); ++rank) {
-    EXPECT_GE(chosen[rank].captured.replayed, 10U) << chosen[rank].captured.reason;
+    EXPECT_GE(chosen[rank].captured.replayed, 30U) << chosen[rank].captured.reason;
     ASSERT_EQ(chosen[rank].names, fixed[rank].names);
     for (std::size_t i = 0; i < fixed[rank].names.size(); ++i) {
       EXPECT_TRUE(at::allclose(chosen[rank].tensors[i], fixed[rank].tensors[i], 1e-9, 1e-12)) << fixed[rank].names[i];
@@ -235,6 +235,7 @@ std::vector<at::Tensor> train_exported(const Pipe& pipe, const PipelineOptions& 
       for (const auto& [name, buffer] : stage.buffers()) trace.push_back(buffer.clone());
     }
     EXPECT_EQ(pipeline.captured().replayed, graph ? 7U : 0U) << pipeline.captured().reason;
+    EXPECT_EQ(pipeline.captured().lanes > 1, graph && ranks == 1);
   });
   std::vector<at::Tensor> all;
   for (const auto& trace : traces) all.insert(all.end(), trace.begin(), trace.end());
@@ -265,11 +266,7 @@ TEST_F(GraphCrossings, ExportedModels) {
   }
 }
 
-/// With mpirun or support/start_processes.py, 2 or 4 processes on one GPU: the rest of this program is for one process.
-class GraphsOfProcesses : public OnGpu {};
-
 TEST_F(GraphsOfProcesses, GiveTheBitsOfTheEagerStep) {
-  ASSERT_GT(processes(), 1) << "start it with mpirun -n 2, and STAGECRAFT_TEST_DEVICE=cuda";
   for (const char* schedule : {"1F1B", "ZB-H1"}) {
     for (const char* name : {"Dropout", "Skip", "SeveralOutputs"}) {
       SCOPED_TRACE(std::string(schedule) + ", " + name);

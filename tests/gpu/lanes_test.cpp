@@ -177,6 +177,27 @@ TEST_F(Lanes, AreNotTakenWhereKernelsAreLarge) {
   EXPECT_EQ(compare(run).lanes, 2);
 }
 
+TEST_F(Lanes, OfReplicas) {
+  Training run{.model = model("Dropout"), .schedule = "Interleaved1F1B", .replicas = 2, .microbatches = 6};
+  run.keep_outputs = false;
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.replayed, 5U) << captured.reason;
+  EXPECT_GT(captured.lanes, 1);
+}
+
+/// A recorded step has one lane: its actions are listed one after the other. The schedule that was chosen has several.
+TEST_F(Lanes, ComeBackWhenAScheduleIsChosen) {
+  Training run{.model = model("Dropout"), .schedule = "Interleaved1F1B", .steps = 30};
+  run.keep_outputs = false;
+  run.options = [](PipelineOptions& options) {
+    options.schedule = "auto";
+    options.automatic = {.profile_steps = 2, .time_budget = 0.5};
+  };
+  const CapturedSteps captured = train(run, true).front().captured;
+  EXPECT_GE(captured.replayed, 20U) << captured.reason;
+  EXPECT_GT(captured.lanes, 1);
+}
+
 TEST_F(Lanes, WithMastersRecomputeAndGradientsThatExist) {
   Training run{.model = model("Dropout"), .schedule = "Interleaved1F1B", .microbatches = 6, .steps = 12};
   run.zero = [](int step, auto& optimizer) {

@@ -182,4 +182,13 @@ class OnGpu : public testing::Test {
   void SetUp() override { ASSERT_TRUE(torch::cuda::is_available()) << "LibTorch sees no GPU"; }
 };
 
+/// With mpirun or support/start_processes.py, 2 or 4 processes on one GPU: the rest of this program is for one process.
+class GraphsOfProcesses : public OnGpu {
+ protected:
+  void SetUp() override {
+    OnGpu::SetUp();
+    ASSERT_GT(processes(), 1) << "start it with mpirun -n 2, and STAGECRAFT_TEST_DEVICE=cuda";
+  }
+};
+
 }  // namespace stagecraft::equivalence

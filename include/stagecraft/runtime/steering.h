@@ -30,13 +30,14 @@ class Steering {
   virtual void after_step(const Timeline& timeline, double seconds) = 0;
 };
 
-/// Makes the steering of a pipeline with schedule "auto"; `starting` is compute-only.
+/// Makes the steering of a pipeline with schedule "auto"; `starting` is compute-only. The first `warm_ups` steps of a
+/// schedule take longer than later ones.
 using MakeSteering = std::function<std::unique_ptr<Steering>(World&, const AutoOptions&, const Schedule& starting,
-                                                             const std::string& passes)>;
+                                                             const std::string& passes, int warm_ups)>;
 /// Makes "auto" known to pipelines.
 void register_steering(MakeSteering make);
 /// Throws InvalidArgument if nothing is registered.
 std::unique_ptr<Steering> make_steering(World& world, const AutoOptions& options, const Schedule& starting,
-                                        const std::string& passes);
+                                        const std::string& passes, int warm_ups);
 
 }  // namespace stagecraft

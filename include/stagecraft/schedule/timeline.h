@@ -21,6 +21,7 @@ struct Span {
   /// parameters. The `start` of an average is the time when all replicas have arrived; `waited` is how long the rank
   /// was idle for it.
   bool beside = false;
+  bool replayed = false;  ///< Part of a step that was replayed as a graph.
 };
 
 /// The actions of one rank in the order of execution.

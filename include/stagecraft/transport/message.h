@@ -50,6 +50,13 @@ struct Message {
   /// What the tensors are parts of. Messages that look alike share one: a transport sends it once, and may take two
   /// that are the same object for equal.
   std::shared_ptr<const std::string> form = {};
+
+  /// Of all tensors.
+  [[nodiscard]] std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    for (const at::Tensor& tensor : tensors) sum += tensor.defined() ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
+    return sum;
+  }
 };
 
 /// Why a step failed, and on which rank of the world.

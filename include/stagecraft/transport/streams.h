@@ -19,6 +19,11 @@ inline c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
+/// A stream of a GPU that nobody else gets: the pool behind `new_stream` gives a few out again and again, and what waits
+/// on one for another rank would hold up whoever has the same one. `is_urgent`: its kernels go before others. Throws
+/// InvalidArgument if LibTorch has no CUDA.
+c10::Stream unshared_stream(c10::Device device, bool is_urgent);
+
 /// Makes what is issued to `second` from now on wait for what was issued to `first` so far. Does not block the host.
 inline void run_after(const c10::Stream& second, const c10::Stream& first) {
   c10::Event done(first.device_type());

@@ -20,7 +20,8 @@ const StepTimelines& step_of(const Arguments& args, Py_ssize_t i, const Recordin
 
 Object span_tuple(const Span& span) {
   return tuple_of(to_python(std::string_view(to_text(span.action))), to_python(span.start), to_python(span.end),
-                  to_python(span.waited), Object(PyLong_FromLongLong(span.bytes)), to_python(span.beside));
+                  to_python(span.waited), Object(PyLong_FromLongLong(span.bytes)), to_python(span.beside),
+                  to_python(span.replayed));
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ class Span:
     bytes: int
     #: Whether it ran in a thread beside the rank's other actions.
     beside: bool
+    #: Whether it was part of a step that was replayed as a graph.
+    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ py::tuple to_tuple(const StepResult& result) {
 py::list to_list(const Timeline& timeline) {
   py::list spans;
   for (const Span& span : timeline) {
-    spans.append(py::make_tuple(to_text(span.action), span.start, span.end, span.waited, span.bytes, span.beside));
+    spans.append(py::make_tuple(to_text(span.action), span.start, span.end, span.waited, span.bytes, span.beside,
+                                span.replayed));
   }
   return spans;
 }

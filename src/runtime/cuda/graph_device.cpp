@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "stagecraft/stage/random.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
@@ -154,7 +155,10 @@ class CudaGraphDevice final : public GraphDevice {
     {
       std::optional<c10::cuda::CUDAStreamGuard> aside;  // the default stream cannot be captured
       c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-      if (stream == c10::cuda::getDefaultCUDAStream()) aside.emplace(stream = c10::cuda::getStreamFromPool());
+      if (stream == c10::cuda::getDefaultCUDAStream()) {
+        // Always the same: a backward runs on the stream of its forward, which may be in another graph.
+        aside.emplace(stream = c10::cuda::CUDAStream(own_streams(1).front()));
+      }
       graph->begin(pool_);
       try {
         work();
@@ -175,15 +179,13 @@ class CudaGraphDevice final : public GraphDevice {
   }
 
   std::vector<c10::Stream> branches(std::size_t count) override {
-    static std::map<c10::DeviceIndex, std::vector<c10::Stream>>
-        all;  // by device; only captures use them, one at a time
-    std::vector<c10::Stream>& own = all[device_];
-    while (own.size() < count) {
-      cudaStream_t stream = nullptr;  // never destroyed: memory of graphs belongs to it
-      C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      own.emplace_back(c10::cuda::getStreamFromExternal(stream, device_));
-    }
-    return {own.begin(), own.begin() + static_cast<std::ptrdiff_t>(count)};
+    const std::vector<c10::Stream>& own = own_streams(1 + count);
+    return {own.begin() + 1, own.begin() + 1 + static_cast<std::ptrdiff_t>(count)};
+  }
+
+  void record(const c10::Event& event) override {
+    C10_CUDA_CHECK(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event.eventId()),
+                                            c10::cuda::getCurrentCUDAStream(device_), cudaEventRecordExternal));
   }
 
   at::Generator generator(const at::Tensor& seed, const at::Tensor& offset, std::uint64_t begin) override {
@@ -205,6 +207,15 @@ class CudaGraphDevice final : public GraphDevice {
  private:
   [[nodiscard]] std::int64_t reserved() const {
     return allocator::getDeviceStats(device_).reserved_bytes[0].current;  // of all kinds of blocks
+  }
+
+  /// At least so many: the first in place of the default stream, the others for branches. Only captures use them, one
+  /// at a time.
+  [[nodiscard]] const std::vector<c10::Stream>& own_streams(std::size_t count) const {
+    static std::map<c10::DeviceIndex, std::vector<c10::Stream>> all;  // by device
+    std::vector<c10::Stream>& own = all[device_];
+    while (own.size() < count) own.push_back(unshared_stream({c10::kCUDA, device_}, /*is_urgent=*/false));
+    return own;
   }
 
   c10::DeviceIndex device_;

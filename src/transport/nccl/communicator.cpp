@@ -9,11 +9,13 @@
 #include <thread>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft::nccl {
 
 struct Communicator::Connection {
-  Connection(c10::Device on, int count, int own) : device(on), ranks(count), place(own), stream(unshared_stream(on)) {}
+  Connection(c10::Device on, int count, int own)
+      : device(on), ranks(count), place(own), stream(unshared_stream(on, /*is_urgent=*/true)) {}
 
   c10::Device device;
   int ranks;
@@ -135,6 +137,12 @@ void Communicator::abort() {
   for (int i = 0; i < 200 && !order.try_lock(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const c10::DeviceGuard guard(connection_->device);
   need_library().ncclCommAbort(comm);
+}
+
+void Communicator::abort(const std::vector<std::shared_ptr<Communicator>>& all) {
+  std::vector<std::thread> threads;
+  for (const auto& one : all) threads.emplace_back([&one] { one->abort(); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace stagecraft::nccl

@@ -52,6 +52,9 @@ class Communicator {
   [[nodiscard]] bool is_idle() { return !overdue(Clock::duration::zero()); }
   /// Ends what is running on the device, with any result. May be called while another thread uses it.
   void abort();
+  /// The same of several. One after the other would not do: NCCL waits for the whole device when it gives back the
+  /// memory of the first, also for operations of the second, which wait for a rank that is gone.
+  static void abort(const std::vector<std::shared_ptr<Communicator>>& all);
 
  private:
   /// What the thread that connects needs, also when it is left alone.
@@ -68,9 +71,5 @@ class Communicator {
   std::mutex mutex_;  // guards what follows
   std::deque<Issued> in_flight_;
 };
-
-/// A stream that nothing else uses. Those of LibTorch's pool are given out again and again: an operation that waits for
-/// another rank would hold up whoever has the same one.
-c10::Stream unshared_stream(c10::Device device);
 
 }  // namespace stagecraft::nccl

@@ -86,7 +86,7 @@ void Watch::abort_all() {
     const std::lock_guard lock(mutex_);
     is_aborted_ = true;
   }
-  for (const auto& communicator : all()) communicator->abort();
+  Communicator::abort(all());
 }
 
 }  // namespace stagecraft::nccl

@@ -282,10 +282,12 @@ void Line::end_paths() {
     out = out_;
   }
   const auto until = Clock::now() + std::chrono::seconds(5);
+  std::vector<CommunicatorPtr> stuck;
   for (const CommunicatorPtr& path : {in_, out}) {
     while (path && !path->is_idle() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (path && !path->is_idle()) path->abort();
+    if (path && !path->is_idle()) stuck.push_back(path);
   }
+  nccl::Communicator::abort(stuck);
 }
 
 void Line::take_in(std::size_t bytes) {

@@ -133,7 +133,7 @@ class Processes(unittest.TestCase):
                     time.sleep(0.5)
                     ranks[1].kill()
                 finally:
-                    codes = processes.wait(ranks)
+                    codes = processes.wait(ranks, limit=60)
                 self.assertEqual([codes[0], codes[2]], [0, 0], ranks[0].log + ranks[2].log)
                 for one in (ranks[0], ranks[2]):
                     self.assertEqual(one.result["peer"], 1, one.result)

@@ -1,6 +1,8 @@
 """What a pipeline offers: options, results, schedules of all forms, parameters, timelines, checkpoints, and the low-level entry."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -253,6 +255,14 @@ class Pipelines(unittest.TestCase):
         run.close()
         with self.assertRaises(sc.InvalidArgument):
             run.step([(part,) for part in parts], [], wanted)
+
+    def test_cuda_is_asked_for_enough_queues(self):
+        program = "import os, stagecraft.torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+        for given, expected in ((None, "32"), ("24", "24")):
+            environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+            if given is not None:
+                environment["CUDA_DEVICE_MAX_CONNECTIONS"] = given
+            self.assertEqual(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).strip(), expected)
 
 
 if __name__ == "__main__":

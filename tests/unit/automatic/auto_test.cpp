@@ -228,7 +228,7 @@ TEST(Auto, AFailedStepDoesNotCount) {
 TEST(Auto, AFailureToPlanIsAnErrorOnAllRanksAndTheNextStepWorks) {
   Sayings said;
   run_ranks(quick(2), [&](World& world) {
-    Autopilot autopilot(world, kQuick, make_schedule("1F1B", {.ranks = 2, .microbatches = 2}), "send_recv");
+    Autopilot autopilot(world, kQuick, make_schedule("1F1B", {.ranks = 2, .microbatches = 2}), "send_recv", 1);
     EXPECT_EQ(autopilot.next(), Autopilot::kWhole);
     said.add(world.rank(), message_of([&] {
                for (int step = 0; step < kAutoSteps / 2; ++step) autopilot.after_step({}, 1);  // nothing was recorded

@@ -15,6 +15,8 @@
     train(sc.World(torch.distributed.group.WORLD))  # one rank per process, under torchrun
 """
 
+import os as _os
+
 import torch as _torch
 
 
@@ -31,6 +33,10 @@ def _check_torch() -> None:
 
 
 _check_torch()
+
+# A stream that waits for another rank must not hold up others; CUDA has 8 queues for all of them, unless it reads this when it begins.
+if not _torch.cuda.is_initialized():
+    _os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 from stagecraft.torch._errors import (  # noqa: E402
     AbortedError,

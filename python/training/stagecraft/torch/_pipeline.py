@@ -73,6 +73,7 @@ class Span(NamedTuple):
     waited: float
     bytes: int
     beside: bool
+    replayed: bool = False
 
 
 class Pipeline:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
+import warnings
 from typing import Any, Callable, Sequence
 
 import torch
@@ -38,7 +40,10 @@ class World:
     ):
         if _box is None:
             group = _process_group(group)
-            _box = _runtime.process_group_world(group, replicas, timeout, _with_index(device or _device_of(group)))
+            device = _with_index(device or _device_of(group))
+            if device.type == "cuda" and group.size() > 1:
+                _warn_of_few_queues()
+            _box = _runtime.process_group_world(group, replicas, timeout, device)
         self._box = _box
 
     @staticmethod
@@ -195,6 +200,18 @@ def _with_index(device: torch.device | str) -> torch.device:
     """The current one of its kind, unless it says which."""
     device = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+def _warn_of_few_queues() -> None:
+    asked = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if asked is not None and asked.isdigit() and int(asked) >= 16:
+        return
+    why = "CUDA began before stagecraft.torch was imported" if asked is None else f"CUDA_DEVICE_MAX_CONNECTIONS is {asked}"
+    warnings.warn(
+        f"{why}: streams that wait for other ranks may hold up others, until the timeout: import stagecraft.torch before CUDA is used, "
+        "or set CUDA_DEVICE_MAX_CONNECTIONS to 32",
+        stacklevel=3,
+    )
 
 
 def _device_of(group: Any) -> torch.device:
