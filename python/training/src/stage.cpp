@@ -11,9 +11,8 @@ namespace {
 
 constexpr const char* kDrawsInBackward =
     "a module draws random numbers in its backward, as torch.utils.checkpoint does when it computes a part again; with "
-    "a seed or a recompute of the pipeline, they would not be those of its forward: use the pipeline's recompute in "
-    "its "
-    "place, or leave out both";
+    "a seed or a recompute of the pipeline, they would not be those of its forward: leave that part to the pipeline's "
+    "recompute, or leave out both";
 
 NamedTensors named_tensors(const py::handle& pairs) {
   NamedTensors tensors;

@@ -92,7 +92,9 @@ def may_share(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase])
     if not (schedule._has_backward and _is_stock(schedule, stages) and _is_available()):
         return False
     device = _device_of(stages)
-    return device is not None and stages[0].group_size > 1 and dist.get_backend(stages[0].group) == _BACKENDS[device.type]
+    if device is None or stages[0].group_size == 1:
+        return False
+    return f"{device.type}:{_BACKENDS[device.type]}" in dist.get_backend_config(stages[0].group).split(",")
 
 
 def _made_from(schedule: _PipelineSchedule, stages: list[_PipelineStageBase], step: Step) -> tuple | None:

@@ -81,9 +81,9 @@ class Pipeline:
 
     `stages`: this rank's, or a torch.nn.Sequential, which is cut evenly for the schedule. `schedule`: a name ("1F1B", "InterleavedZeroBubble",
     ...), the path of a CSV file, a stagecraft.Schedule, rows of actions, or "auto". `world`: a World, a process group or a dimension of a device
-    mesh; by default the rank of `run_ranks` that this is called in, or a single rank, on the device of the modules. `seed`: random numbers are then those of (step, stage,
-    microbatch), whatever the schedule; by default modules draw from torch's generators, as they do without a pipeline. All other options are those
-    of C++'s PipelineOptions.
+    mesh; by default the rank of `run_ranks` that this is called in, or a single rank, on the device of the modules. `seed`: random numbers are
+    then those of (step, stage, microbatch), whatever the schedule; by default modules draw from torch's generators, as they do without a
+    pipeline. All other options are those of C++'s PipelineOptions.
 
     All ranks make the pipeline and call `step` and `eval` in the same order. After an error in a step every rank raises: the rank that failed
     StepError, whose __cause__ is what its module raised, the others AbortedError; then the next step works.

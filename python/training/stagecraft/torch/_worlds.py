@@ -160,7 +160,10 @@ _shared: dict[tuple[int, torch.device], tuple[Any, World]] = {}  # (id of a proc
 
 
 def shared_world(group: Any = None, device: torch.device | str = "cpu", *, timeout: float = 300.0) -> World:
-    """The one world of a process group on a kind of device, which front ends share, made at the first call: then all ranks of the group must call it."""
+    """The one world of a process group and a kind of device, which front ends share.
+
+    Made at the first call: then all ranks of the group must call it.
+    """
     known = known_world(group, device)
     if known is None:
         group = _process_group(group)
@@ -218,7 +221,7 @@ def _device_of(group: Any) -> torch.device:
     """Where the ranks of a process group compute, as far as the group tells."""
     import torch.distributed as dist
 
-    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    return torch.device("cuda" if dist.get_backend_config(group) == "cuda:nccl" else "cpu")
 
 
 def _process_group(group: Any) -> Any:
