@@ -76,6 +76,10 @@ def wait(all_ranks, limit=LIMIT):
             try:
                 codes.append(one.process.wait(max(0.1, until - time.monotonic())))
             except subprocess.TimeoutExpired:
+                for one in all_ranks:
+                    if one.process.poll() is None:
+                        one.kill(signal.SIGUSR1)  # they say where they are
+                time.sleep(1)
                 logs = "\n".join(f"--- rank {r}\n{other.log}" for r, other in enumerate(all_ranks))
                 raise AssertionError(f"rank {rank} has not ended within {limit} s\n{logs}") from None
     finally:
@@ -98,9 +102,12 @@ def run(function, ranks, limit=LIMIT, **arguments):
 
 
 def _main():
+    import faulthandler
     import importlib
 
     import torch.distributed as dist
+
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     file, name = sys.argv[1].split(":")
     sys.path.insert(0, os.getcwd())
