@@ -284,5 +284,12 @@ TEST_F(GraphsOfProcesses, GiveTheBitsOfTheEagerStep) {
   EXPECT_EQ(captured.replayed, 8U) << captured.reason;
 }
 
+/// Nothing is read back: the host could issue all steps at once.
+TEST_F(GraphsOfProcesses, DoNotRunAwayFromTheDevice) {
+  Training run{.model = model("Mlp"), .schedule = "1F1B", .stages = processes(), .ranks = processes(), .steps = 120};
+  run.keep_outputs = false;
+  EXPECT_EQ(compare(run).replayed, 119U);
+}
+
 }  // namespace
 }  // namespace stagecraft::equivalence
