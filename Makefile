@@ -181,7 +181,7 @@ test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (
 	@for ranks in 2 4; do \
 	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
 	  echo "== equivalence, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; \
-  echo "== graphs, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/gpu_test --gtest_brief=1 --gtest_filter='GraphsOfProcesses.*' || exit 1; \
+	  echo "== graphs, NCCL, $$ranks ranks" && $(ON_GPU) $(PYTHON) tests/support/start_processes.py -n $$ranks build/gpu/bin/gpu_test --gtest_brief=1 --gtest_filter='GraphsOfProcesses.*' || exit 1; \
 	done
 	@! command -v mpirun > /dev/null || for ranks in 2 4; do echo "== equivalence, MPI, $$ranks ranks" && STAGECRAFT_TEST_DEVICE=cuda \
 	  mpirun --allow-run-as-root --oversubscribe -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; done

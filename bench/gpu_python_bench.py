@@ -8,12 +8,8 @@ on a large model.
 """
 
 import argparse
-import json
-import sys
 
-import torch
-import torch.distributed as dist
-from gpu_step_bench import ROWS, STAGES, by_package, loss_of, measured
+from gpu_python_gpt import ROWS, STAGES, begin, by_package, end, loss_of, measured, text_of
 
 import stagecraft.torch as sc
 
@@ -41,14 +37,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("this bench needs a GPU")
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
-    missed, results = [], []
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; milliseconds per step, and gigabytes reserved at most")
+    missed, results = begin()
     for setting, _, _ in ROWS:
-        layers, width, microbatches, rows, length, kind = setting
-        print(f"\n{layers} layers, width {width}, {kind}, {microbatches} microbatches of {rows} x {length}")
+        print(text_of(setting))
         for schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
             ways = {
                 "torch": by_package("torch.distributed.pipelining", schedule),
@@ -67,13 +58,7 @@ def main():
                 is_counted = schedule == "InterleavedZeroBubble" and base_memory > LARGE and name != "torch"
                 if is_counted and memory > MOST_MEMORY * base_memory:
                     missed.append(f"{setting}, {schedule}: {name} takes {memory / base_memory:.2f} of torch's memory, {MOST_MEMORY} wanted")
-    dist.destroy_process_group()
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(results, file)
-    for line in missed:
-        print(f"MISSED: {line}")
-    sys.exit(1 if missed else 0)
+    end(missed, results, options.json)
 
 
 if __name__ == "__main__":

@@ -8,83 +8,19 @@ NCCL has to be 2.30 or later.
 """
 
 import argparse
-import importlib
 import itertools
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import time
 
-import torch
-import torch.distributed as dist
-from gpt_block import Block
-from torch import nn
+from gpu_python_gpt import ROWS, begin, by_package, end, measured, text_of
 
-VOCABULARY, STAGES = 8192, 4
-# layers, width, microbatches, rows, length, type; times faster than torch's 1F1B, and than its zero bubble
-ROWS = [((8, 256, 8, 2, 128, "float"), 5, 10), ((16, 1024, 8, 4, 512, "bfloat16"), 2.4, 4.5), ((16, 2048, 16, 4, 1024, "bfloat16"), 1, 1 / 0.76)]
 MOST_OVER_BARE = 1.05
 MOST_OVER_EAGER = 1.05
 MOST_OF_NCCL = 1024  # width: ranks that share a GPU send slowly
 START = pathlib.Path(__file__).resolve().parent.parent / "tests/support/start_processes.py"
-
-
-def part(layers, width, stage):
-    modules = [nn.Embedding(VOCABULARY, width)] if stage == 0 else []
-    modules += [Block(width, width // 64) for _ in range(layers // STAGES)]
-    return nn.Sequential(*modules, *([nn.Linear(width, VOCABULARY)] if stage + 1 == STAGES else []))
-
-
-def best_of(step):
-    def milliseconds(steps):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) * 1000 / steps
-
-    for _ in range(2):
-        step()
-    steps = max(1, min(10, int(300 / milliseconds(1))))
-    return min(milliseconds(steps) for _ in range(4 if steps > 1 else 3))
-
-
-def loss_of(output, target):
-    return nn.functional.cross_entropy(output.flatten(0, 1).float(), target.flatten())
-
-
-def measured(make_step, layers, width, microbatches, rows, length, kind):
-    """Milliseconds and gigabytes of make_step(modules, microbatches)(tokens, target)."""
-    torch.manual_seed(1)
-    device = torch.device("cuda", 0)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    parts = [part(layers, width, stage).to(device, getattr(torch, kind)) for stage in range(STAGES)]
-    run = make_step(parts, microbatches)
-    tokens = torch.randint(VOCABULARY, (microbatches * rows, length), device=device)
-    target = torch.randint(VOCABULARY, tokens.shape, device=device)
-
-    def step():
-        for module in parts:
-            module.zero_grad()
-        run(tokens, target)
-
-    return best_of(step), torch.cuda.max_memory_reserved() / 1e9
-
-
-def by_package(name, schedule):
-    """For `measured`: torch.distributed.pipelining, or a package in its place."""
-
-    def make_step(parts, microbatches):
-        package = importlib.import_module(name)
-        stages = [package.PipelineStage(module, index, STAGES, torch.device("cuda", 0)) for index, module in enumerate(parts)]
-        run = package.schedules.get_schedule_class(schedule)(stages, microbatches, loss_fn=loss_of)
-        return lambda tokens, target: run.step(tokens, target=target, losses=[])
-
-    return make_step
 
 
 def several_ranks(ours, setting, ranks, nccl):
@@ -105,12 +41,7 @@ def main():
     parser.add_argument("--nccl")
     parser.add_argument("--json")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("this bench needs a GPU")
-    # Without variables: programs that are started from here would take them for their own.
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
-    missed, results = [], []
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; milliseconds per step, and gigabytes reserved at most")
+    missed, results = begin()
     for setting, wanted, wanted_split in ROWS:
         done = subprocess.run([options.ours, *map(str, setting)], capture_output=True, text=True, check=False)
         print(done.stderr, end="")
@@ -118,8 +49,8 @@ def main():
             missed.append(f"{setting}: ours failed")
             continue
         ours = json.loads(done.stdout)
-        layers, width, microbatches, rows, length, kind = setting
-        print(f"\n{layers} layers, width {width}, {kind}, {microbatches} microbatches of {rows} x {length}")
+        width = setting[1]
+        print(text_of(setting))
         print(f"  {'':<24}{'torch':>9}{'eager':>9}{'graph':>9}{'torch/graph':>13}{'torch GB':>10}{'eager GB':>10}{'graph GB':>10}")
         result = {"setting": setting, "ours": ours}
         for name, at_least in (("Interleaved1F1B", wanted), ("InterleavedZeroBubble", wanted_split)):
@@ -149,13 +80,7 @@ def main():
                 if graph > MOST_OVER_EAGER * eager:
                     missed.append(f"{setting}, {name} on {ranks} {kind}: slower with graphs than without")
         results.append(result)
-    dist.destroy_process_group()
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(results, file)
-    for line in missed:
-        print(f"MISSED: {line}")
-    sys.exit(1 if missed else 0)
+    end(missed, results, options.json)
 
 
 if __name__ == "__main__":

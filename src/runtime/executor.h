@@ -20,6 +20,7 @@
 #include "stagecraft/autograd/backward.h"
 #include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/stage/packing.h"
+#include "stagecraft/stage/random.h"
 #include "step_graphs.h"
 #include "step_inputs.h"
 #include "tensor_watch.h"
@@ -160,6 +161,8 @@ class Executor {
   void begin_backward(const Instruction& instruction);
   void end_backward(const Instruction& instruction, std::vector<at::Tensor>& gradients, bool at_once);
   void weight_part(const Instruction& instruction);
+  /// While it lives, a backward of the stage may not draw random numbers, if the stage wants that.
+  [[nodiscard]] std::optional<NoRandom> no_random_in_backward(std::uint32_t stage) const;
   Message message_of(const Instruction& instruction);
   void send(const Instruction& instruction);
 

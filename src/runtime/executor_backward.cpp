@@ -96,11 +96,15 @@ void Executor::begin_backward(const Instruction& instruction) {
   arriving_.insert(arriving_.end(), in.seeds.begin(), in.seeds.end());
 }
 
+std::optional<NoRandom> Executor::no_random_in_backward(std::uint32_t stage) const {
+  const std::string& why = stages_[stage].options().no_random_in_backward;
+  return why.empty() ? std::optional<NoRandom>() : std::optional<NoRandom>(std::in_place, why.c_str());
+}
+
 void Executor::backward(const Instruction& instruction) {
-  const StageOptions& options = stages_[instruction.stage].options();
-  std::optional<NoRandom> no_random;
-  if (!options.no_random_in_backward.empty()) no_random.emplace(options.no_random_in_backward.c_str());
+  const auto no_random = no_random_in_backward(instruction.stage);
   begin_backward(instruction);
+  const StageOptions& options = stages_[instruction.stage].options();
   const bool whole = instruction.action.kind() == ActionKind::kBackward;
   const bool at_once = whole || options.full_backward || options.deferred_weights;
   std::vector<at::Tensor> gradients = run_backward(instruction, at_once);
@@ -133,9 +137,7 @@ void Executor::end_backward(const Instruction& instruction, std::vector<at::Tens
 }
 
 void Executor::weight_part(const Instruction& instruction) {
-  const StageOptions& options = stages_[instruction.stage].options();
-  std::optional<NoRandom> no_random;
-  if (!options.no_random_in_backward.empty()) no_random.emplace(options.no_random_in_backward.c_str());
+  const auto no_random = no_random_in_backward(instruction.stage);
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (in.weights) return std::exchange(in.weights, nullptr)();
   for (auto part = in.segments.rbegin(); part != in.segments.rend(); ++part) part->backward.weight_part();

@@ -152,9 +152,7 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
       if (options_.precision.autocast) no_autocast.emplace(c10::autocast_dispatch_keyset);
       std::optional<GlobalRandom> not_the_forwards;
       if (!is_capturing_) not_the_forwards.emplace();
-      const std::string& why_none = stages_[backward.stage].options().no_random_in_backward;
-      std::optional<NoRandom> no_random;
-      if (!why_none.empty()) no_random.emplace(why_none.c_str());
+      const auto no_random = no_random_in_backward(backward.stage);
       if (fork) fork->enter(back.lane == kSecond);
       run();
       if (fork) fork->enter(ahead.lane == kSecond);

@@ -5,12 +5,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 
 import models
 import stagecraft.torch as sc
-from stagecraft.torch import _door
+from stagecraft.torch import _door, _worlds
 
 
 def make(schedule="Interleaved1F1B", count=2, microbatches=4, loss=models.mean_loss, **options):
@@ -263,6 +264,14 @@ class Pipelines(unittest.TestCase):
             if given is not None:
                 environment["CUDA_DEVICE_MAX_CONNECTIONS"] = given
             self.assertEqual(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).strip(), expected)
+
+    def test_few_queues_are_told(self):
+        for given, words in ((None, "before stagecraft.torch was imported"), ("1", "CUDA_DEVICE_MAX_CONNECTIONS is 1")):
+            with self.subTest(given), mock.patch.dict(os.environ), self.assertWarnsRegex(UserWarning, words):
+                os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+                if given is not None:
+                    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = given
+                _worlds._warn_of_few_queues()
 
 
 if __name__ == "__main__":

@@ -241,6 +241,18 @@ TEST(Auto, AFailureToPlanIsAnErrorOnAllRanksAndTheNextStepWorks) {
   EXPECT_THAT(said.of(1), AllOf(HasSubstr("rank 0: while planning a schedule"), HasSubstr("empty timeline")));
 }
 
+TEST(Auto, StepsThatTakeLongerAreNotCounted) {
+  run_ranks(quick(1), [&](World& world) {
+    Autopilot autopilot(world, kQuick, make_schedule("1F1B", {.ranks = 1, .microbatches = 2}), "send_recv", 2);
+    const auto records_after = [&](int steps) {
+      for (int step = 0; step < steps; ++step) autopilot.after_step({}, 1);
+      return autopilot.records();
+    };
+    EXPECT_TRUE(records_after(kAutoSteps / 2 + 1));  // two more than with one warm-up of each schedule
+    EXPECT_THAT(message_of([&] { records_after(1); }), HasSubstr("empty timeline"));
+  });
+}
+
 TEST(Auto, TheUsersOwnRecordingIsLeftAlone) {
   run_ranks(quick(1), [](World& world) {
     Pipeline pipeline(world, {stage_for(world)}, automatic(2));

@@ -26,7 +26,7 @@ Recording two_steps() {
   Recording recording{"a \"name\"", {}};
   for (const double t : {5000.0, 5001.0}) {
     recording.steps.push_back({{{f, t, t + 0.25, 0, 0, false}, {send, t + 0.25, t + 0.250001, 0, 4096, false}},
-                               {{g, t, t + 0.75, 0.251, 0, false}, {reduce, t + 0.5, t + 0.9, 0.125, 77, true}}});
+                               {{g, t, t + 0.75, 0.251, 0, false, true}, {reduce, t + 0.5, t + 0.9, 0.125, 77, true}}});
   }
   return recording;
 }
@@ -55,6 +55,7 @@ TEST(TimelineTrace, IsReadBackAsItWas) {
         EXPECT_NEAR(got.waited, expected.waited, 1e-9);
         EXPECT_EQ(got.bytes, expected.bytes);
         EXPECT_EQ(got.beside, expected.beside);
+        EXPECT_EQ(got.replayed, expected.replayed);
       }
     }
   }

@@ -99,9 +99,10 @@ def may_share(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase])
 
 def _made_from(schedule: _PipelineSchedule, stages: list[_PipelineStageBase], step: Step) -> tuple | None:
     """What an engine for this step depends on; None if there is none."""
-    if not (schedule._has_backward and _is_stock(schedule, stages) and _is_ordinary(stages, step)):
+    device = _device_of(stages)
+    if device is None or not (schedule._has_backward and _is_stock(schedule, stages) and _is_ordinary(stages, step, device)):
         return None
-    weights = _weights(stages)
+    weights = _weights(stages, device)
     if weights is None:
         return None
     rows, rank = schedule._rows()
@@ -192,7 +193,7 @@ def _is_stock(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase])
 # Nothing unusual
 
 
-def _is_ordinary(stages: list[PipelineStage], step: Step) -> bool:
+def _is_ordinary(stages: list[PipelineStage], step: Step, device: torch.device) -> bool:
     if stages[0].group_size == 1 and len(stages) != stages[0].num_stages:
         return False
     if torch.autograd._profiler_enabled() or torch.is_anomaly_enabled() or torch.is_inference_mode_enabled():
@@ -202,9 +203,6 @@ def _is_ordinary(stages: list[PipelineStage], step: Step) -> bool:
     for stage in stages:
         if stage.dw_builder is not None or stage._runtime_validate or not stage._stage_meta.outputs:
             return False
-    device = _device_of(stages)
-    if device is None:
-        return False
     return all(_is_plain(value, device) for args in step.arg_mbs for value in args) and all(
         _is_plain(value, device) for kwargs in step.kwarg_mbs for value in kwargs.values()
     )
@@ -221,13 +219,13 @@ def _device_of(stages: Sequence[_PipelineStageBase]) -> torch.device | None:
     device = torch.device(stages[0].device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    is_known = device.type in _BACKENDS and all(torch.device(stage.device) == torch.device(stages[0].device) for stage in stages)
+    is_known = device.type in _BACKENDS and all(stage.device == stages[0].device for stage in stages)
     return device if is_known else None
 
 
-def _weights(stages: list[PipelineStage]) -> list[list[torch.nn.Parameter]] | None:
+def _weights(stages: list[PipelineStage], device: torch.device) -> list[list[torch.nn.Parameter]] | None:
     """The trained weights of each stage, each once; None if a module or weight is unusual, or two stages share one."""
-    found, seen, device = [], set(), _device_of(stages)
+    found, seen = [], set()
     for stage in stages:
         if not isinstance(stage.submod, torch.nn.Module):
             return None
