@@ -181,12 +181,14 @@ test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (
 	  echo "== stagecraft.torch" && cd tests/python/gpu && $(ON_GPU) PYTHONPATH="$(abspath build/gpu/python)" PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest; \
 	  else echo "== stagecraft.torch: NOT TESTED, because $(PYTHON) has no headers: install python3-dev"; fi
 	@echo "== equivalence, threads" && STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
+	@echo "== random crossings, threads" && STAGECRAFT_CROSSINGS_SECONDS=20 STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/crossings_test --gtest_brief=1
 	@echo "== the demo, threads" && $(DEMO_ON_GPU)
 	@echo "== stagecraft train" && $(ON_GPU) STAGECRAFT_BIN=build/gpu/bin/stagecraft $(PYTHON) tests/gpu/test_train.py
 	@for ranks in 2 4; do \
 	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
 	  echo "== equivalence, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; \
 	  echo "== graphs, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks build/gpu/bin/gpu_test --gtest_brief=1 --gtest_filter='GraphsOfProcesses.*' || exit 1; \
+	  echo "== random crossings, NCCL, $$ranks ranks" && $(ON_GPU) STAGECRAFT_CROSSINGS_SECONDS=100 $(START) -n $$ranks build/gpu/bin/crossings_test --gtest_brief=1 || exit 1; \
 	  echo "== the demo, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks $(DEMO_ON_GPU) || exit 1; \
 	done
 	@echo "== accidents, NCCL" && $(ON_GPU) FAULT_PROGRAM=build/gpu/bin/fault_program MPIEXEC="$(START)" $(PYTHON) tests/faults/test_faults.py \

@@ -36,8 +36,11 @@ struct Case {
   Traits traits;
   std::vector<Layout> layouts;  ///< One after the other; a checkpoint goes from one to the next.
   std::int64_t rows = 8;
-  int accumulated = 1;  ///< Steps per step of the optimizer.
-  int updates = 2;      ///< Steps of the optimizer per layout.
+  int accumulated = 1;   ///< Steps per step of the optimizer.
+  int updates = 2;       ///< Steps of the optimizer per layout.
+  bool records = false;  ///< The timelines of some steps.
+  bool graph = false;    ///< Steps are captured; they must give the bits of eager steps.
+  int lanes = 0;         ///< Of the graph; 0: as many as it likes.
   bool adam = false;
   bool clips = false;  ///< The norm of the gradients.
   /// Modules compute in float32 what the optimizer updates in float64; or the modules are float32 from the beginning.
@@ -67,6 +70,9 @@ struct Case {
                                     {traits.ignored, ", ignored targets"},
                                     {adam, ", AdamW"},
                                     {clips, ", clipped"},
+                                    {records, ", recorded"},
+                                    {graph, ", graph"},
+                                    {lanes == 1, ", one lane"},
                                     {mixed == Mixed::kCompute, ", computed in float32"},
                                     {mixed == Mixed::kParameters, ", masters in float64"},
                                     {recomputed == Recomputed::kStage, ", stages recomputed"},
@@ -158,6 +164,12 @@ inline Case draw_case(std::uint64_t seed, int world) {
     const Layout& layout = drawn.layouts[static_cast<std::size_t>(which)];
     drawn.failure = {which, dice.up_to(drawn.steps_per_layout() - 1), dice.up_to(layout.stages() - 1),
                      dice.up_to(layout.microbatches - 1), dice.one_in(2)};
+  }
+  drawn.records = dice.one_in(3);
+  if (device().is_cuda()) {
+    drawn.updates = dice.between(2, 5);
+    drawn.graph = !dice.one_in(4);
+    if (drawn.graph) drawn.lanes = dice.one_in(3) ? 1 : 0;
   }
   return drawn;
 }

@@ -1,6 +1,7 @@
 // Random combinations of features, each compared with one device. Started alone, the program runs ranks as threads;
-// under mpirun, as processes.
+// under mpirun, as processes. Steps that are graphs are compared with eager ones too.
 //
+//   STAGECRAFT_TEST_DEVICE        cpu or cuda
 //   STAGECRAFT_CROSSINGS_SECONDS  how long to go on (10 unless set); a run of processes goes on for a tenth of it
 //   STAGECRAFT_CROSSINGS_SEED     runs the one case of this seed, as a failure names it
 
@@ -12,6 +13,7 @@
 #include "one_device.h"
 #include "stagecraft/core/measurement.h"
 #include "stagecraft/data_parallel/masters.h"
+#include "stagecraft/runtime/rank_scope.h"
 #include "support/processes.h"
 #include "support/scratch_folder.h"
 
@@ -85,9 +87,10 @@ Precision precision_of(const Case& drawn) {
 /// One rank of one layout: goes on from the checkpoint of the layout before, and writes one for the layout after.
 class RankOfLayout {
  public:
-  RankOfLayout(World& world, const Case& drawn, int which, const std::string& checkpoint)
+  RankOfLayout(World& world, const Case& drawn, bool graph, int which, const std::string& checkpoint)
       : world_(world),
         case_(drawn),
+        graph_(graph),
         which_(which),
         layout_(drawn.layouts[static_cast<std::size_t>(which)]),
         checkpoint_(checkpoint),
@@ -115,8 +118,10 @@ class RankOfLayout {
       outcome.losses.insert(outcome.losses.end(), losses.begin(), losses.end());
     }
     for (const auto& [name, weight] : pipeline.named_parameters()) {
-      outcome.weights[name] = pipeline.masters() ? pipeline.masters()->whole_of(weight, weight) : weight.detach();
+      const at::Tensor whole = pipeline.masters() ? pipeline.masters()->whole_of(weight, weight) : weight.detach();
+      outcome.weights[name] = whole.cpu();
     }
+    outcome.replayed = pipeline.captured().replayed;
     if (which_ + 1 < static_cast<int>(case_.layouts.size())) {
       save_checkpoint(world_, pipeline, checkpoint_, {.optimizer = optimizer.get()});
     }
@@ -158,21 +163,25 @@ class RankOfLayout {
                                .shard = layout_.shard,
                                .precision = precision_of(case_),
                                .accumulate = declares_accumulation() ? case_.accumulated : 1,
-                               .recompute = recompute_of(case_)};
+                               .recompute = recompute_of(case_),
+                               .graph = graph_,
+                               .lanes = case_.lanes};
     if (traits.ignored) options.loss_weight = counted_targets();
     if (traits.tied && layout_.stages() > 1) {
       options.ties.push_back({weight_name(traits, 0), {StageId(0), StageId(layout_.stages() - 1)}});
     }
     Pipeline pipeline(world_, std::move(stages), std::move(options));
-    pipeline.on(ActionKind::kReduceGrad, [this](const ActionContext& action) {
-      if (reduces_) action.run();
-    });
+    if (!declares_accumulation()) {
+      pipeline.on(ActionKind::kReduceGrad, [this](const ActionContext& action) {
+        if (reduces_) action.run();
+      });
+    }
     return pipeline;
   }
 
   /// By an option, or by hand: a handler that puts the reduction off.
   [[nodiscard]] bool declares_accumulation() const {
-    return layout_.shard != Shard::kNone || case_.is_mixed() || case_.seed % 2 == 0;
+    return layout_.shard != Shard::kNone || case_.is_mixed() || case_.graph || case_.seed % 2 == 0;
   }
 
   StageOptions with_saboteur(StageOptions options) {
@@ -196,13 +205,17 @@ class RankOfLayout {
       const at::Tensor input = world_.share_of(batch.input);
       const at::Tensor before = input.clone();
       const StepOptions options = {.target = world_.share_of(batch.target)};
-      if (saboteur_.is_due()) {
-        EXPECT_ANY_THROW(pipeline.step({input}, options));
+      if (case_.records) pipeline.record_timeline((first + saboteur_.step) % 3 == 1);
+      const bool is_due = saboteur_.is_due();
+      try {
+        losses.push_back(pipeline.step({input}, options).loss());
+      } catch (...) {
+        if (!is_due) throw;
         saboteur_.done = true;
         return false;
       }
-      losses.push_back(pipeline.step({input}, options).loss());
-      if (i == 0) pipeline.eval({input}, options);  // leaves nothing behind
+      EXPECT_FALSE(is_due && !graph_) << "it does not fail";  // a replay calls nobody who could throw
+      if (i == 0) pipeline.eval({input}, options);            // leaves nothing behind
       EXPECT_TRUE(at::equal(input, before)) << "the batch was changed";
     }
     return true;
@@ -210,6 +223,7 @@ class RankOfLayout {
 
   World& world_;
   const Case& case_;
+  bool graph_;
   int which_;
   const Layout& layout_;
   std::string checkpoint_;
@@ -219,10 +233,16 @@ class RankOfLayout {
 
 void run_world(const Layout& layout, const std::function<void(World&)>& program) {
   if (processes() > 0) {
-    World world(ProcessEnvironment::transport(), at::kCPU, kPatience, layout.replicas);
+    const RankScope scope(device(), 1);
+    World world(ProcessEnvironment::transport(), scope.device(), kPatience, layout.replicas);
     return program(world);
   }
-  run_ranks({.ranks = layout.ranks, .replicas = layout.replicas, .threads_per_rank = 1, .timeout = kPatience}, program);
+  run_ranks({.ranks = layout.ranks,
+             .replicas = layout.replicas,
+             .threads_per_rank = 1,
+             .device = [](RankId) { return device(); },
+             .timeout = kPatience},
+            program);
 }
 
 void expect_close(const at::Tensor& got, const at::Tensor& expected, double tolerance, const std::string& what) {
@@ -230,18 +250,21 @@ void expect_close(const at::Tensor& got, const at::Tensor& expected, double tole
   EXPECT_LE((got - expected).abs().max().item<double>() / scale, tolerance) << what;
 }
 
-void compare_with_one_device(const Case& drawn, const std::string& checkpoint) try {
-  SCOPED_TRACE(drawn.text());
-  at::set_num_threads(1);
-  const Outcome expected = OneDevice(drawn).train();
+/// What every rank of the world leaves behind after each layout.
+using Outcomes = std::vector<std::map<int, Outcome>>;
+
+/// Trains, and compares with one device.
+Outcomes train(const Case& drawn, bool graph, const std::string& checkpoint, const Outcome& expected) {
   const double tolerance = drawn.traits.type == at::kFloat || drawn.is_mixed() ? 2e-4 : 1e-9;
+  Outcomes outcomes(drawn.layouts.size());
   std::mutex mutex;
   for (std::size_t which = 0; which < drawn.layouts.size(); ++which) {
     const bool is_last = which + 1 == drawn.layouts.size();
     std::map<std::string, at::Tensor> seen;  // weights on several ranks must be equal bit for bit
     run_world(drawn.layouts[which], [&](World& world) {
-      const Outcome got = RankOfLayout(world, drawn, static_cast<int>(which), checkpoint).train();
+      const Outcome got = RankOfLayout(world, drawn, graph, static_cast<int>(which), checkpoint).train();
       const std::lock_guard lock(mutex);
+      outcomes[which][world.world_rank().value] = got;
       const auto steps = static_cast<std::size_t>(drawn.steps_per_layout());
       ASSERT_EQ(got.losses.size(), steps);
       for (std::size_t step = 0; step < steps; ++step) {
@@ -255,10 +278,39 @@ void compare_with_one_device(const Case& drawn, const std::string& checkpoint) t
         EXPECT_TRUE(is_new || at::equal(other->second, weight)) << name << " differs on " << world.name();
       }
     });
-    if (testing::Test::HasFailure()) return;
+    if (testing::Test::HasFailure()) break;
   }
+  return outcomes;
+}
+
+void expect_same_bits(const Outcomes& got, const Outcomes& expected) {
+  for (std::size_t layout = 0; layout < got.size(); ++layout) {
+    for (const auto& [rank, outcome] : got[layout]) {
+      SCOPED_TRACE("graph and eager, layout " + std::to_string(layout) + ", rank " + std::to_string(rank));
+      const Outcome& eager = expected[layout].at(rank);
+      EXPECT_EQ(outcome.losses, eager.losses);
+      for (const auto& [name, weight] : outcome.weights) EXPECT_TRUE(at::equal(weight, eager.weights.at(name))) << name;
+    }
+  }
+}
+
+/// Returns how many steps were replayed.
+std::uint64_t compare(const Case& drawn, const std::string& checkpoint) try {
+  SCOPED_TRACE(drawn.text());
+  at::set_num_threads(1);
+  const Outcome expected = OneDevice(drawn).train();
+  const Outcomes eager = train(drawn, /*graph=*/false, checkpoint, expected);
+  if (!drawn.graph || testing::Test::HasFailure()) return 0;
+  const Outcomes graph = train(drawn, /*graph=*/true, checkpoint, expected);
+  expect_same_bits(graph, eager);
+  std::uint64_t replayed = 0;
+  for (const auto& layout : graph) {
+    for (const auto& [rank, outcome] : layout) replayed += outcome.replayed;
+  }
+  return replayed;
 } catch (const std::exception& error) {
   ADD_FAILURE() << drawn.text() << "\n" << error.what();
+  return 0;
 }
 
 std::optional<std::uint64_t> number_in(const char* variable) {
@@ -269,7 +321,7 @@ std::optional<std::uint64_t> number_in(const char* variable) {
 /// All processes draw the same cases, and stop after the same one.
 std::int64_t as_rank_zero_says(std::int64_t number) {
   if (processes() == 0) return number;
-  World world(ProcessEnvironment::transport(), at::kCPU, kPatience);
+  World world(ProcessEnvironment::transport(), device(), kPatience);
   return std::stoll(world.everyone().broadcast(Message{{}, std::to_string(number)}, 0).header);
 }
 
@@ -288,11 +340,16 @@ TEST(Crossings, EqualOneDevice) {
   std::printf("seeds from %llu on\n", static_cast<unsigned long long>(seed));
   const double begin = seconds_now();
   int cases = 0;
+  int graphs = 0;
+  std::uint64_t replayed = 0;
   do {
-    compare_with_one_device(draw_case(seed++, processes()), checkpoint);
+    const Case drawn = draw_case(seed++, processes());
+    replayed += compare(drawn, checkpoint);
+    graphs += drawn.graph;
     ++cases;
   } while (as_rank_zero_says(!HasFailure() && !only && seconds_now() - begin < seconds) != 0);
-  std::printf("%d cases\n", cases);
+  std::printf("%d cases, %d of them as graphs too: %llu steps were replayed\n", cases, graphs,
+              static_cast<unsigned long long>(replayed));
   std::filesystem::remove(checkpoint);
 }
 

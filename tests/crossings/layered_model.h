@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "stagecraft/stagecraft.h"
+#include "support/processes.h"
 
 /// A model whose dropout, ties and skip connections do not depend on the cut: one device computes its layers in
 /// sequence.
@@ -34,10 +35,14 @@ struct Traits {
 
 inline constexpr std::int64_t kWidth = 4;
 
+/// Where everything runs.
+inline at::Device device() { return ProcessEnvironment::device().value_or(at::kCPU); }
+
 /// The same numbers wherever they are made; complex ones have both parts.
 inline at::Tensor numbers(std::initializer_list<std::int64_t> sizes, double phase, at::ScalarType type) {
   const at::Tensor angle = (at::arange(c10::multiply_integers(sizes), at::kDouble) * 1.3 + phase).view(sizes);
-  return at::isComplexType(type) ? at::complex(angle.sin(), (angle * 0.9).cos()).to(type) : angle.sin().to(type);
+  const at::Tensor all = at::isComplexType(type) ? at::complex(angle.sin(), (angle * 0.9).cos()) : angle.sin();
+  return all.to(device(), type);
 }
 
 /// The layer whose weight a layer uses.

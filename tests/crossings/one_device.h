@@ -26,7 +26,7 @@ inline Batch batch_of(const Case& drawn, int step) {
   if (!traits.ignored) {
     return {input, numbers({drawn.rows, kWidth}, step + 0.5, type)};
   }
-  at::Tensor classes = (at::arange(drawn.rows) * 7 + step) % kWidth;
+  at::Tensor classes = (at::arange(drawn.rows, device()) * 7 + step) % kWidth;
   classes.masked_fill_(numbers({drawn.rows}, step + 3.3, at::kDouble) > 0.2, -100);
   classes[step % drawn.rows] = 1;  // one counts at least
   return {input, classes};
@@ -44,8 +44,9 @@ inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& drawn
 
 /// What training leaves behind.
 struct Outcome {
-  std::vector<double> losses;  ///< By step.
-  std::map<std::string, at::Tensor> weights;
+  std::vector<double> losses;                 ///< By step.
+  std::map<std::string, at::Tensor> weights;  ///< On the CPU.
+  std::uint64_t replayed = 0;                 ///< Steps that were replayed as graphs.
 };
 
 /// Microbatch by microbatch, all layers in a row.
@@ -71,7 +72,7 @@ class OneDevice {
       }
     }
     for (std::size_t i = 0; i < masters_.size(); ++i) {
-      outcome.weights[weights_.named()[i].first] = masters_[i].detach();
+      outcome.weights[weights_.named()[i].first] = masters_[i].detach().cpu();
     }
     return outcome;
   }

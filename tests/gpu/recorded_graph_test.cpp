@@ -62,6 +62,17 @@ TEST_F(RecordedGraphs, HaveTheActionsOfEagerSteps) {
   expect_the_timelines_of_eager_steps({.model = model("Dropout"), .schedule = "1F1B", .stages = 2, .ranks = 2});
   expect_the_timelines_of_eager_steps({.model = model("Skip"), .schedule = "ZBVZeroBubble", .ranks = 2});
   expect_the_timelines_of_eager_steps({.model = model("Dropout"), .schedule = "DualPipeV", .ranks = 2});
+  Training run{.model = model("Dropout"), .schedule = "Interleaved1F1B", .stages = 4, .ranks = 2, .replicas = 2};
+  expect_the_timelines_of_eager_steps(run);
+  run.options = [](PipelineOptions& options) { options.recompute = Recompute::stage(); };
+  expect_the_timelines_of_eager_steps(run);
+}
+
+TEST_F(GraphsOfProcesses, AreRecorded) {
+  Training run{.model = model("Dropout"), .schedule = "InterleavedZeroBubble"};
+  run.ranks = processes();
+  run.stages = 2 * run.ranks;
+  expect_the_timelines_of_eager_steps(run);
 }
 
 /// A kernel of known length: its square is as long as many small ones.
