@@ -73,8 +73,6 @@ void Executor::clear() {
   drop_flights();
   is_capturing_ = false;
   pieces_ = nullptr;
-  arrived_.clear();
-  fills_.clear();
   outputs_ = StepOutputs();
   ends_.clear();
   program_ = nullptr;
@@ -100,6 +98,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
       if (graphs_) graphs_->forgive();
       throw;
     }
+    if (graphs_) graphs_->end_learning();
   }
   if (records_events()) timeline_ = times_->end();
   parameters_.end_step(program.never_reduced);
@@ -265,15 +264,12 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
     throw InvalidArgument(std::string("there is no ") + what +
                           " for it: a handler of the action before it, on this rank, did not call run()");
   }
-  if (is_capturing_) {
-    const auto arrived = std::find_if(arrived_.begin(), arrived_.end(),
-                                      [&](const auto& other) { return other.first == instruction.tag; });
-    return as_captured(std::move(arrived->second), pieces_->message());
-  }
+  if (is_capturing_) return placeholder(instruction.tag);
   const double begin = record_ ? world_.transport().now() : 0;
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
   if (record_) waited_ += world_.transport().now() - begin;
   if (records_events()) times_->received();
+  if (graphs_ && graphs_->is_learning()) graphs_->learn(instruction.tag, message);
   return message;
 }
 

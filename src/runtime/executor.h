@@ -133,13 +133,17 @@ class Executor {
   /// Runs the instruction's part of the step; what is thrown becomes an error that names it.
   void named_in_errors(const Instruction& instruction, c10::function_ref<void()> run);
   bool run_as_graph(const StepInputs& inputs);
-  void run_in_pieces(StepPieces& pieces);
+  [[nodiscard]] StepGraphs::Outlook agreed(StepGraphs::Outlook own) const;
+  void capture_pieces(const StepGraphs::Execution::CapturePiece& capture_piece);
+  void replay_pieces(CapturedPieces& pieces);
   [[nodiscard]] std::size_t end_of_piece(std::size_t begin) const;
-  void exchange(const Instruction& instruction, StepPieces& pieces);
+  Message placeholder(const Tag& tag);
+  static void fill(const CapturedMessage& captured, const Message& real);
+  void note_sent(const Instruction& instruction);
+  void send_copy(const Instruction& instruction, const CapturedMessage& captured);
   void begin_lanes();
   void end_lanes();
   void execute_on_lane(const Instruction& instruction);
-  Message as_captured(Message real, CapturedMessage& captured);
   [[nodiscard]] std::string why_eager() const;
   [[nodiscard]] bool records_events() const { return record_ && times_.has_value(); }
   void drop_flights();
@@ -200,10 +204,8 @@ class Executor {
   std::optional<SideBySide> side_by_side_;  // while a step without messages is captured
   std::string why_one_lane_;                // if later captures must not have several
   int lanes_captured_ = 1;
-  std::int64_t most_handed_on_ = 0;               // bytes of one microbatch from one stage of the rank to another
-  StepPieces* pieces_ = nullptr;                  // of the step that is captured or replayed
-  std::vector<std::pair<Tag, Message>> arrived_;  // for the piece that is captured
-  std::vector<std::pair<at::Tensor, at::Tensor>> fills_;  // what the piece reads, and what to copy there
+  std::int64_t most_handed_on_ = 0;   // bytes of one microbatch from one stage of the rank to another
+  CapturedPieces* pieces_ = nullptr;  // of the step that is captured
   std::vector<Place> places_;
   std::vector<Flight> flights_;
   const Program* program_ = nullptr;

@@ -3,13 +3,15 @@
 //     RECV_F  RECV_F | F0 | SEND_F | F1 | SEND_F | B0 | SEND_B ...
 //      host            graph  host   graph   host   graph
 //
-// A rank without messages has one piece. Messages are copied into the memory that a graph reads, and out of the memory
-// that it has written, so that others never see that memory.
+// A rank without messages has one piece. All pieces are captured before anything is exchanged. Messages are copied into
+// the memory that a graph reads, and out of the memory that it has written, so that others never see that memory.
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <sstream>
 
 #include "executor.h"
 #include "stagecraft/core/error.h"
@@ -21,17 +23,15 @@ namespace {
 constexpr int kUsualLanes = 8;
 constexpr std::int64_t kMostHandedOn = 8 << 20;
 
+bool is_send(const Instruction& instruction) {
+  return instruction.action.kind() == ActionKind::kSendForward ||
+         instruction.action.kind() == ActionKind::kSendBackward;
+}
+
 /// Whether the host has to do something for it in every step.
 bool is_exchange(const Instruction& instruction) {
-  switch (instruction.action.kind()) {
-    case ActionKind::kSendForward:
-    case ActionKind::kSendBackward:
-    case ActionKind::kRecvForward:
-    case ActionKind::kRecvBackward:
-      return true;
-    default:
-      return false;
-  }
+  return is_send(instruction) || instruction.action.kind() == ActionKind::kRecvForward ||
+         instruction.action.kind() == ActionKind::kRecvBackward;
 }
 
 bool is_compute(const Instruction& instruction) { return is_compute(instruction.action.kind()); }
@@ -48,10 +48,36 @@ at::Tensor view_of(const at::Tensor& tensor) {
       .make_tensor();
 }
 
-void require_plain(const at::Tensor& tensor, c10::Device device) {
-  const bool is_plain =
-      tensor.layout() == at::kStrided && tensor.device() == device && !tensor.is_conj() && !tensor.is_neg();
-  if (!is_plain) throw InvalidArgument("a message has a tensor that no graph can read: sparse, or of another device");
+/// The same memory of a tensor that a graph has written. A conjugate or negative that is not computed yet stays one.
+at::Tensor lazy_view_of(const at::Tensor& tensor) {
+  at::Tensor view = view_of(tensor);
+  if (tensor.is_conj()) view = at::_conj(view);
+  if (tensor.is_neg()) view = at::_neg_view(view);
+  return view;
+}
+
+at::Tensor computed_copy(const at::Tensor& tensor) {
+  return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor.clone();
+}
+
+/// Empty if what every rank sends is what another expects. `forms` by rank: see CapturedPieces.
+std::string first_difference(const std::vector<std::string>& forms) {
+  std::map<std::string, std::string> sent;
+  const auto for_each = [&](char kind, const auto& use) {
+    for (const std::string& of_rank : forms) {
+      std::istringstream lines(of_rank);
+      for (std::string line; std::getline(lines, line);) {
+        const std::size_t colon = line.rfind(':');
+        if (line.front() == kind) use(line.substr(2, colon - 2), line.substr(colon + 1));
+      }
+    }
+  };
+  for_each('s', [&](const std::string& tag, const std::string& form) { sent[tag] = form; });
+  std::string different;
+  for_each('r', [&](const std::string& tag, const std::string& form) {
+    if (sent[tag] != form && different.empty()) different = tag;
+  });
+  return different;
 }
 
 }  // namespace
@@ -71,9 +97,10 @@ std::string Executor::why_eager() const {
 }
 
 /// UNSHARD moves before the graphs, REDUCE_GRAD after them: they may wait for other threads. Returns false when the
-/// step has to run eagerly. All ranks of the pipeline call it: they capture in the same step, because the shapes that a
-/// rank gets are known to another.
+/// step has to run eagerly. All ranks of the pipeline call it: they tell each other the signatures of their parts,
+/// because the shapes that a rank gets are known to another.
 bool Executor::run_as_graph(const StepInputs& inputs) {
+  if (graphs_) graphs_->begin_step();
   if (!options_.graph.is_on() || !inputs.training()) return false;
   std::string why = why_eager();
   std::optional<StepSignature> signature;
@@ -82,21 +109,26 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
     signature->add(std::uint64_t{record_});  // the graph then has events
     why = signature->obstacle();
   }
+  const auto mixed = [](std::uint64_t hash, std::uint64_t more) { return hash * 0x9e3779b97f4a7c15ULL + more + 1; };
   std::uint64_t others = 0;
+  bool may_capture = true;  // any rank
   if (world_.size() > 1) {
-    std::string own = why.empty() ? "+" : "-" + why;
-    if (signature) {
-      for (const std::uint64_t number : signature->key()) others = others * 0x9e3779b97f4a7c15ULL + number + 1;
-      if (why.empty()) own += std::to_string(others);
+    constexpr char kCannot = '-', kSettled = '=', kUnsettled = '+';
+    std::string own = kCannot + why;
+    if (why.empty()) {
+      std::uint64_t hash = 0;
+      for (const std::uint64_t number : signature->key()) hash = mixed(hash, number);
+      own = (graphs_->is_settled(*signature) ? kSettled : kUnsettled) + std::to_string(hash);
     }
-    others = 0;
     const auto during = world_.pipeline().during("the signature of the step");
+    may_capture = false;
     int rank = 0;
-    for (const std::string& signature_of_rank : world_.pipeline().all_gather(own)) {
-      if (why.empty() && signature_of_rank.front() == '-') {
-        why = "rank " + std::to_string(rank) + " cannot: " + signature_of_rank.substr(1);
+    for (const std::string& of_rank : world_.pipeline().all_gather(own)) {
+      if (why.empty() && of_rank.front() == kCannot) {
+        why = "rank " + std::to_string(rank) + " cannot: " + of_rank.substr(1);
       }
-      others = others * 0x9e3779b97f4a7c15ULL + std::hash<std::string>()(signature_of_rank);
+      may_capture = may_capture || of_rank.front() == kUnsettled;
+      others = mixed(others, std::hash<std::string>()(of_rank.substr(1)));
       ++rank;
     }
   }
@@ -105,25 +137,62 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
     return false;
   }
   for (std::size_t stage = 0; stage < stages_.size(); ++stage) parameters_.require(stage);
-  const auto run = [&](const StepInputs& fixed, StepPieces& pieces) {
-    inputs_ = &fixed;
-    pieces_ = &pieces;
-    if (records_events()) begin_times();
-    run_in_pieces(pieces);
-  };
-  const auto clear = [&] {
-    is_capturing_ = false;
-    inputs_ = &inputs;
-    pieces_ = nullptr;
-    arrived_.clear();
-    fills_.clear();
-    drop_flights();
-  };
-  if (!graphs_->run(std::move(*signature), {*program_, inputs, run, clear, others, outputs_.outputs})) return false;
+  const StepGraphs::Execution execution{
+      .program = *program_,
+      .inputs = inputs,
+      .capture =
+          [&](const StepInputs& fixed, CapturedPieces& pieces, const auto& capture_piece) {
+            inputs_ = &fixed;
+            pieces_ = &pieces;
+            capture_pieces(capture_piece);
+          },
+      .clear =
+          [&] {
+            is_capturing_ = false;
+            inputs_ = &inputs;
+            pieces_ = nullptr;
+            drop_flights();
+          },
+      .replay =
+          [&](CapturedPieces& pieces) {
+            if (records_events()) begin_times();
+            replay_pieces(pieces);
+          },
+      .others = others,
+      .outputs = outputs_.outputs};
+  StepGraphs::Outlook outlook = graphs_->prepare(*signature, execution);
+  if (may_capture) outlook = agreed(std::move(outlook));
+  using Kind = StepGraphs::Outlook::Kind;
+  if (outlook.kind == Kind::kFailed) graphs_->give_up(outlook.why);
+  if (outlook.kind == Kind::kNotNow) graphs_->put_off(outlook.why);
+  if (outlook.kind != Kind::kReady) return false;
+  graphs_->replay(*signature, execution);
   for (const Instruction& instruction : program_->instructions) {
     if (instruction.action.kind() == ActionKind::kReduceGrad) parameters_.reduce_gradients(instruction.stage);
   }
   return true;
+}
+
+/// Where one rank cannot replay a step that was captured just now, none does.
+StepGraphs::Outlook Executor::agreed(StepGraphs::Outlook own) const {
+  if (world_.size() == 1) return own;
+  using Kind = StepGraphs::Outlook::Kind;
+  constexpr char kFailed = '-', kNotNow = '0', kReady = '+';
+  const auto during = world_.pipeline().during("the captures of all ranks");
+  const bool is_ready = own.kind == Kind::kReady;
+  const char mark = is_ready ? kReady : own.kind == Kind::kFailed ? kFailed : kNotNow;
+  std::vector<std::string> all = world_.pipeline().all_gather(mark + (is_ready ? own.forms : own.why));
+  for (const auto& [kind, of_kind] : {std::pair(Kind::kFailed, kFailed), {Kind::kNotNow, kNotNow}}) {
+    if (own.kind == kind) return own;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].front() == of_kind) return {kind, "rank " + std::to_string(rank) + ": " + all[rank].substr(1), {}};
+    }
+  }
+  for (std::string& forms : all) forms.erase(0, 1);
+  if (const std::string tag = first_difference(all); !tag.empty()) {
+    return {Kind::kFailed, tag + " has another shape, type or number in it than in the step before", {}};
+  }
+  return own;
 }
 
 /// Halves of an overlap are in one piece.
@@ -143,48 +212,17 @@ std::size_t Executor::end_of_piece(std::size_t begin) const {
   return end;
 }
 
-void Executor::run_in_pieces(StepPieces& pieces) {
+void Executor::capture_pieces(const StepGraphs::Execution::CapturePiece& capture_piece) {
   const std::vector<Instruction>& all = program_->instructions;
-  const auto receive_now = [&](const Instruction& instruction) {
-    Message message;
-    world_.activity().set(instruction.action);
-    named_in_errors(instruction, [&] { message = receive(instruction, "message"); });
-    return message;
-  };
   for (std::size_t i = 0; i < all.size();) {
-    if (is_exchange(all[i])) {
-      pieces.exchange();
-      world_.activity().set(all[i].action);
-      if (records_events()) times_->start();
-      bytes_ = 0;
-      named_in_errors(all[i], [&] { exchange(all[i], pieces); });
-      if (records_events()) times_->finish(all[i].action, bytes_);
-      ++i;
-      continue;
-    }
-    if (!is_compute(all[i])) {  // an UNSHARD, RESHARD or REDUCE_GRAD outside of all pieces
+    if (!is_compute(all[i])) {
+      if (is_send(all[i])) named_in_errors(all[i], [&] { note_sent(all[i]); });
       ++i;
       continue;
     }
     const std::size_t end = end_of_piece(i);
-    arrived_.clear();
-    fills_.clear();
-    std::vector<DeviceTimes::Wait> waits;
-    for (std::size_t j = i; j < end; ++j) {
-      if (!is_waiting(all[j])) continue;
-      pieces.exchange();
-      if (records_events()) waits.push_back({all[j].action, times_->now()});
-      Message real = receive_now(all[j]);
-      if (pieces.is_capture()) {
-        arrived_.emplace_back(all[j].tag, std::move(real));
-      } else {
-        named_in_errors(all[j], [&] { as_captured(std::move(real), pieces.message()); });
-      }
-    }
     std::vector<DeviceTimes::Mark> marks;
-    if (records_events() && pieces.is_capture()) {
-      times_->prepare_graph(end - i, [&](const c10::Event& event) { graphs_->record(event); });
-    }
+    if (records_events()) times_->prepare_graph(end - i, [&](const c10::Event& event) { graphs_->record(event); });
     const auto work = [&] {
       is_capturing_ = true;
       begin_lanes();
@@ -201,14 +239,49 @@ void Executor::run_in_pieces(StepPieces& pieces) {
       end_lanes();
       is_capturing_ = false;
     };
-    const auto fill = [&] {
-      for (auto& [to, from] : fills_) to.copy_(from, /*non_blocking=*/true);
-    };
-    named_in_errors(all[i], [&] { pieces.run(work, fill); });
-    if (records_events()) {
-      if (pieces.is_capture()) pieces.marks() = std::move(marks);
-      times_->replayed(pieces.marks(), waits);
+    named_in_errors(all[i], [&] { capture_piece(work); });
+    if (records_events()) pieces_->marks.push_back(std::move(marks));
+    i = end;
+  }
+}
+
+void Executor::replay_pieces(CapturedPieces& pieces) {
+  const std::vector<Instruction>& all = program_->instructions;
+  std::size_t graph = 0;
+  std::size_t message = 0;
+  for (std::size_t i = 0; i < all.size();) {
+    if (is_exchange(all[i])) {
+      world_.activity().set(all[i].action);
+      if (records_events()) times_->start();
+      bytes_ = 0;
+      named_in_errors(all[i], [&] {
+        if (is_send(all[i])) {
+          send_copy(all[i], pieces.messages.at(message++));
+        } else {
+          perform(all[i]);
+        }
+      });
+      if (records_events()) times_->finish(all[i].action, bytes_);
+      ++i;
+      continue;
     }
+    if (!is_compute(all[i])) {  // an UNSHARD, RESHARD or REDUCE_GRAD outside of all pieces
+      ++i;
+      continue;
+    }
+    const std::size_t end = end_of_piece(i);
+    std::vector<DeviceTimes::Wait> waits;
+    for (std::size_t j = i; j < end; ++j) {
+      if (!is_waiting(all[j])) continue;
+      if (records_events()) waits.push_back({all[j].action, times_->now()});
+      world_.activity().set(all[j].action);
+      const CapturedMessage& captured = pieces.messages.at(message++);
+      if (captured.tag != all[j].tag) throw InternalError("a graph reads " + to_text(captured.tag) + " first");
+      named_in_errors(all[j], [&] { fill(captured, receive(all[j], "message")); });
+    }
+    named_in_errors(all[i], [&] { pieces.graphs.at(graph)->replay(); });
+    if (records_events()) times_->replayed(pieces.marks.at(graph), waits);
+    ++graph;
     i = end;
   }
 }
@@ -257,61 +330,60 @@ void Executor::execute_on_lane(const Instruction& instruction) {
   all.streams.leave();
 }
 
-/// The message that a graph reads in place of one that has arrived, which goes to `fills_`.
-Message Executor::as_captured(Message real, CapturedMessage& captured) {
-  Message seen{{}, real.header, real.form};
-  if (is_capturing_) {
-    captured.header = real.header;
-    captured.form = real.form;
-  } else {
-    const bool is_same_form =
-        captured.form == real.form || (captured.form && real.form && *captured.form == *real.form);
-    if (!is_same_form || captured.header != real.header || captured.tensors.size() != real.tensors.size()) {
-      throw InternalError("a message of a captured step looks otherwise than when it was captured");
-    }
+/// The message that a graph reads in place of one that arrives.
+Message Executor::placeholder(const Tag& tag) {
+  const CapturedMessage& known = graphs_->learned(tag);
+  CapturedMessage& captured = pieces_->messages.emplace_back(known);
+  Message message{{}, known.header, known.form};
+  for (std::size_t t = 0; t < known.tensors.size(); ++t) {
+    at::Tensor& place = message.tensors.emplace_back();
+    if (!known.tensors[t].defined()) continue;
+    place = at::empty_like(known.tensors[t], at::TensorOptions().device(world_.device()));
+    captured.tensors[t] = view_of(place);
+    if (known.needs_gradients[t]) place.set_requires_grad(true);
   }
-  for (std::size_t t = 0; t < real.tensors.size(); ++t) {
-    const at::Tensor& tensor = real.tensors[t];
-    if (is_capturing_) {
-      at::Tensor& place = seen.tensors.emplace_back();
-      at::Tensor& view = captured.tensors.emplace_back();
-      captured.needs_gradients.push_back(tensor.defined() && tensor.requires_grad());
-      if (!tensor.defined()) continue;
-      require_plain(tensor, world_.device());
-      place = at::empty_like(tensor, tensor.options().requires_grad(false));
-      view = view_of(place);
-      if (tensor.requires_grad()) place.set_requires_grad(true);
-      fills_.emplace_back(view, tensor.detach());
-      continue;
-    }
-    const at::Tensor& view = captured.tensors[t];
-    if (view.defined() != tensor.defined() ||
-        (view.defined() && (view.sizes() != tensor.sizes() || view.scalar_type() != tensor.scalar_type()))) {
-      throw InternalError("a message of a captured step has another shape than when it was captured");
-    }
-    if (view.defined()) fills_.emplace_back(view, tensor.detach());
-  }
-  return seen;
+  return message;
 }
 
-void Executor::exchange(const Instruction& instruction, StepPieces& pieces) {
-  const ActionKind kind = instruction.action.kind();
-  if (kind == ActionKind::kRecvForward || kind == ActionKind::kRecvBackward) return perform(instruction);
-  CapturedMessage& captured = pieces.message();
-  if (pieces.is_capture()) {
-    const Message written = message_of(instruction);
-    captured.header = written.header;
-    captured.form = written.form;
-    for (const at::Tensor& tensor : written.tensors) {
-      if (tensor.defined()) require_plain(tensor, world_.device());
-      captured.tensors.push_back(tensor.defined() ? view_of(tensor) : tensor);
-      captured.needs_gradients.push_back(tensor.defined() && tensor.requires_grad());
-    }
+/// Brings a message that has arrived to where a graph reads it.
+void Executor::fill(const CapturedMessage& captured, const Message& real) {
+  const bool is_same_form = captured.form == real.form || (captured.form && real.form && *captured.form == *real.form);
+  bool fits = is_same_form && captured.header == real.header && captured.tensors.size() == real.tensors.size();
+  for (std::size_t t = 0; t < real.tensors.size() && fits; ++t) {
+    const at::Tensor& place = captured.tensors[t];
+    const at::Tensor& tensor = real.tensors[t];
+    fits = place.defined() == tensor.defined() &&
+           (!tensor.defined() || (place.sizes() == tensor.sizes() && place.scalar_type() == tensor.scalar_type()));
+    if (fits && tensor.defined()) place.copy_(tensor.detach(), /*non_blocking=*/true);
   }
+  if (!fits) {
+    throw InvalidArgument(to_text(captured.tag) +
+                          " has another shape, type or number in it than when the step was captured: what a stage "
+                          "returns may depend on the shapes of its inputs alone, or leave out .graph");
+  }
+}
+
+/// Where the graph leaves what a SEND sends.
+void Executor::note_sent(const Instruction& instruction) {
+  const Message written = message_of(instruction);
+  CapturedMessage& captured = pieces_->messages.emplace_back();
+  captured.tag = instruction.tag;
+  captured.is_sent = true;
+  captured.header = written.header;
+  captured.form = written.form;
+  for (const at::Tensor& tensor : written.tensors) {
+    if (tensor.defined() && (tensor.layout() != at::kStrided || tensor.device() != world_.device())) {
+      throw InvalidArgument("a message has a tensor that no graph can write: sparse, or of another device");
+    }
+    captured.tensors.push_back(tensor.defined() ? lazy_view_of(tensor) : tensor);
+    captured.needs_gradients.push_back(tensor.defined() && tensor.requires_grad());
+  }
+}
+
+void Executor::send_copy(const Instruction& instruction, const CapturedMessage& captured) {
   Message message{{}, captured.header, captured.form};
-  const at::NoGradGuard no_graph;
   for (std::size_t t = 0; t < captured.tensors.size(); ++t) {
-    at::Tensor copy = captured.tensors[t].defined() ? captured.tensors[t].clone() : at::Tensor();
+    at::Tensor copy = captured.tensors[t].defined() ? computed_copy(captured.tensors[t]) : at::Tensor();
     if (captured.needs_gradients[t]) copy.set_requires_grad(true);
     message.tensors.push_back(std::move(copy));
   }

@@ -74,7 +74,7 @@ StepGraphs::StepGraphs(c10::Device device, const PipelineOptions& options, const
 
 /// What is replayed at the moment must not lose its memory.
 StepGraphs::~StepGraphs() {
-  if (captured_.empty()) return;
+  if (kinds_.empty()) return;
   try {
     current_stream(device_).synchronize();
   } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the device has failed, and its memory with it
@@ -100,11 +100,16 @@ at::Tensor& StepGraphs::gradient_of(std::size_t parameter) {
   return *gradients_[parameter];
 }
 
-StepGraphs::Captured* StepGraphs::find(const std::vector<std::uint64_t>& key) {
-  for (Captured& own : captured_) {
-    if (own.key == key) return &own;
+StepGraphs::Kind* StepGraphs::find(const std::vector<std::uint64_t>& key) {
+  for (Kind& kind : kinds_) {
+    if (kind.key == key) return &kind;
   }
   return nullptr;
+}
+
+int StepGraphs::graphs() const {
+  return static_cast<int>(
+      std::count_if(kinds_.begin(), kinds_.end(), [](const Kind& kind) { return kind.captured.has_value(); }));
 }
 
 /// Graphs read parameters and buffers where they were.
@@ -123,52 +128,64 @@ void StepGraphs::drop_if_moved() {
 }
 
 void StepGraphs::forget() {
-  if (!captured_.empty()) current_stream(device_).synchronize();
-  captured_.clear();
+  if (!kinds_.empty()) current_stream(device_).synchronize();
+  kinds_.clear();
+  current_ = nullptr;
 }
 
-bool StepGraphs::run(StepSignature signature, const Execution& execution) {
-  failed_ = nullptr;
+void StepGraphs::begin_step() {
+  current_ = nullptr;
+  is_learning_ = false;
+  has_given_up_ = false;
   drop_if_moved();
-  signature.add(execution.others);
-  Captured* captured = find(signature.key());
-  if (captured == nullptr) {
-    captured_.emplace_back().key = signature.key();
-    refuse("");
-    report_.reason = "the first step of its kind is not captured";
-    return false;
+}
+
+bool StepGraphs::is_settled(const StepSignature& signature) const {
+  const std::vector<std::uint64_t>& own = signature.key();
+  bool is_known = false;
+  for (const Kind& kind : kinds_) {
+    if (kind.key.size() != own.size() + 1 || !std::equal(own.begin(), own.end(), kind.key.begin())) continue;
+    is_known = true;
+    if (kind.reason.empty() && (!kind.captured || is_any_held(*kind.captured))) return false;
   }
-  if (!captured->graphs.empty() && is_held_elsewhere(*captured)) {
+  return is_known;
+}
+
+StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Execution& execution) {
+  signature.add(execution.others);
+  current_ = find(signature.key());
+  if (current_ == nullptr) {
+    current_ = &kinds_.emplace_back();
+    current_->key = signature.key();
+  }
+  if (!current_->is_learned) {
+    is_learning_ = true;
+    current_->arriving.clear();
+    current_->obstacle.clear();
+    return {Outlook::Kind::kNotNow, "the first step of its kind is not captured", {}};
+  }
+  if (current_->captured && is_held_elsewhere(*current_->captured)) {
     current_stream(device_).synchronize();
-    Captured fresh;
-    fresh.key = std::move(captured->key);
-    fresh.retaken = captured->retaken + 1;
-    *captured = std::move(fresh);
-    if (captured->retaken == kRetakes) {
-      captured->reason =
+    current_->captured.reset();
+    if (++current_->retaken == kRetakes) {
+      current_->reason =
           "gradients of earlier steps are still in use, and a replay would overwrite them: clone what you keep, and "
           "zero gradients with set_to_none";
     }
   }
-  const auto has_graph = [](const Captured& own) { return !own.graphs.empty(); };
-  if (captured->graphs.empty() && captured->reason.empty() &&
-      std::count_if(captured_.begin(), captured_.end(), has_graph) == kMost) {
-    captured->reason = std::to_string(kMost) + " kinds of steps are captured already, and this is another: give " +
+  if (!current_->captured && current_->reason.empty() && graphs() == kMost) {
+    current_->reason = std::to_string(kMost) + " kinds of steps are captured already, and this is another: give " +
                        "batches of fewer shapes";
   }
-  if (!captured->reason.empty()) {
-    refuse(captured->reason);
-    return false;
+  if (!current_->reason.empty()) {
+    say(current_->reason);
+    return {current_->has_failed ? Outlook::Kind::kFailed : Outlook::Kind::kNotNow, current_->reason, {}};
   }
-  if (captured->graphs.empty()) {
-    if (!capture(*captured, signature, execution)) return false;
-  } else {
-    replay(*captured, signature, execution);
+  if (!current_->captured) {
+    const std::string why = capture(*current_, signature, execution);
+    if (!why.empty()) return {Outlook::Kind::kFailed, "it cannot be captured: " + why, {}};
   }
-  ++report_.replayed;
-  report_.last_was_replayed = true;
-  report_.reason.clear();
-  return true;
+  return {Outlook::Kind::kReady, {}, current_->captured->pieces.forms()};
 }
 
 void StepGraphs::refuse(const std::string& why) {
@@ -178,11 +195,79 @@ void StepGraphs::refuse(const std::string& why) {
   say(why);
 }
 
+void StepGraphs::put_off(const std::string& why) {
+  refuse({});
+  report_.reason = why;
+}
+
+void StepGraphs::give_up(const std::string& why) {
+  if (!current_->reason.empty()) return refuse(current_->reason);
+  has_given_up_ = true;
+  if (++current_->failures == kFailures) {
+    current_->reason = why;
+    current_->has_failed = true;
+    if (current_->captured) current_stream(device_).synchronize();
+    current_->captured.reset();
+  }
+  refuse(current_->reason);
+  report_.reason = why;
+}
+
 void StepGraphs::forgive() {
-  if (failed_ == nullptr) return;
-  --failed_->failures;
-  failed_->reason.clear();
-  failed_ = nullptr;
+  if (!has_given_up_ || current_ == nullptr) return;
+  --current_->failures;
+  current_->reason.clear();
+  current_->has_failed = false;
+  has_given_up_ = false;
+}
+
+// --- what messages look like ---
+
+void StepGraphs::learn(const Tag& tag, const Message& message) {
+  CapturedMessage& known = current_->arriving.emplace_back();
+  known.tag = tag;
+  known.header = message.header;
+  known.form = message.form;
+  for (const at::Tensor& tensor : message.tensors) {
+    at::Tensor& shape = known.tensors.emplace_back();
+    known.needs_gradients.push_back(tensor.defined() && tensor.requires_grad());
+    if (!tensor.defined()) continue;
+    if (tensor.layout() != at::kStrided || tensor.device() != device_) {
+      current_->obstacle = "a message has a tensor that no graph can read: sparse, or of another device";
+      continue;
+    }
+    shape = at::empty_like(tensor, tensor.options().device(at::kMeta).requires_grad(false));
+  }
+}
+
+void StepGraphs::end_learning() {
+  if (is_learning_) current_->is_learned = true;
+  is_learning_ = false;
+}
+
+const CapturedMessage& StepGraphs::learned(const Tag& tag) const {
+  for (const CapturedMessage& known : current_->arriving) {
+    if (known.tag == tag) return known;
+  }
+  throw InternalError("the first step of its kind has not received " + to_text(tag));
+}
+
+std::string CapturedPieces::forms() const {
+  std::string all;
+  for (const CapturedMessage& message : messages) {
+    all += (message.is_sent ? "s " : "r ") + to_text(message.tag) + ":";
+    std::string looks = message.header + "|" + (message.form ? *message.form : std::string());
+    for (std::size_t t = 0; t < message.tensors.size(); ++t) {
+      const at::Tensor& tensor = message.tensors[t];
+      looks += '|';
+      if (!tensor.defined()) continue;
+      looks += c10::toString(tensor.scalar_type());
+      for (const std::int64_t size : tensor.sizes()) looks += ' ' + std::to_string(size);
+      looks += message.needs_gradients[t] ? "g" : "";
+    }
+    all += std::to_string(std::hash<std::string>()(looks)) + "\n";
+  }
+  return all;
 }
 
 void StepGraphs::say(const std::string& why) {
@@ -194,8 +279,7 @@ void StepGraphs::say(const std::string& why) {
 
 CapturedSteps StepGraphs::report() const {
   CapturedSteps report = report_;
-  report.graphs = static_cast<int>(
-      std::count_if(captured_.begin(), captured_.end(), [](const Captured& own) { return !own.graphs.empty(); }));
+  report.graphs = graphs();
   report.bytes = graphs_ ? graphs_->bytes() : 0;
   return report;
 }
@@ -215,26 +299,28 @@ bool StepGraphs::is_gradient(const c10::StorageImpl* memory) {
 }
 
 StepGraphs::GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
-  for (const Captured& own : captured_) {
-    for (const GradientPtr& other : own.after) {
+  for (const Kind& kind : kinds_) {
+    if (!kind.captured) continue;
+    for (const GradientPtr& other : kind.captured->after) {
       if (other && other->tensor.is_same(gradient)) return other;
     }
   }
   return nullptr;
 }
 
+bool StepGraphs::is_any_held(const Captured& captured) const {
+  for (std::size_t i = 0; i < captured.after.size(); ++i) {
+    if (captured.after[i] && !captured.before[i] && !captured.after[i]->is_ours()) return true;
+  }
+  return false;
+}
+
 bool StepGraphs::is_held_elsewhere(const Captured& captured) const {
-  const auto is_any_held = [&] {
-    for (std::size_t i = 0; i < captured.after.size(); ++i) {
-      if (captured.after[i] && !captured.before[i] && !captured.after[i]->is_ours()) return true;
-    }
-    return false;
-  };
   // Another replica, a thread of this process, has told that it has read a gradient, and may be about to let it go.
-  for (int i = 0; i < kPatience && parameters_.has_replicas() && is_any_held(); ++i) {
+  for (int i = 0; i < kPatience && parameters_.has_replicas() && is_any_held(captured); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return is_any_held();
+  return is_any_held(captured);
 }
 
 std::vector<at::Tensor> StepGraphs::bring_in_gradients(const Captured& captured) {
@@ -263,58 +349,6 @@ void StepGraphs::bring_out_gradients(const Captured& captured, const std::vector
 
 // --- capture and replay ---
 
-class StepGraphs::Capture final : public StepPieces {
- public:
-  Capture(StepGraphs& graphs, Captured& made, std::uint64_t step) : graphs_(graphs), made_(made), step_(step) {}
-
-  void run(const std::function<void()>& work, const std::function<void()>& fill) override {
-    std::unique_ptr<DeviceGraph> graph;
-    {
-      const GraphRandomScope random(*made_.random);
-      graph = graphs_.graphs_->capture(work, /*makes_room=*/made_.graphs.empty());
-    }
-    const at::NoGradGuard no_graph;
-    made_.random->set_step(graphs_.options_.seed, step_);
-    fill();
-    graph->replay();
-    made_.graphs.push_back(std::move(graph));
-  }
-  [[nodiscard]] bool is_capture() const override { return true; }
-  CapturedMessage& message() override { return made_.messages.emplace_back(); }
-  std::vector<DeviceTimes::Mark>& marks() override {
-    made_.marks.resize(made_.graphs.size());
-    return made_.marks.back();
-  }
-  void exchange() override { has_exchanged_ = true; }
-  /// Whether the step has changed anything.
-  [[nodiscard]] bool has_begun() const { return has_exchanged_ || !made_.graphs.empty(); }
-
- private:
-  StepGraphs& graphs_;
-  Captured& made_;
-  std::uint64_t step_;
-  bool has_exchanged_ = false;
-};
-
-class StepGraphs::Replay final : public StepPieces {
- public:
-  explicit Replay(Captured& captured) : captured_(captured) {}
-
-  void run(const std::function<void()>& /*work*/, const std::function<void()>& fill) override {
-    fill();
-    captured_.graphs.at(graph_++)->replay();
-  }
-  [[nodiscard]] bool is_capture() const override { return false; }
-  CapturedMessage& message() override { return captured_.messages.at(message_++); }
-  std::vector<DeviceTimes::Mark>& marks() override { return captured_.marks.at(graph_ - 1); }
-  void exchange() override {}
-
- private:
-  Captured& captured_;
-  std::size_t graph_ = 0;
-  std::size_t message_ = 0;
-};
-
 /// What differs from step to step, except gradients and random numbers.
 void StepGraphs::bring_in(Captured& captured, const StepSignature& signature) {
   if (!captured.inputs.empty()) at::_foreach_copy_(captured.inputs, signature.tensors(), /*non_blocking=*/true);
@@ -326,10 +360,9 @@ void StepGraphs::bring_out(Captured& captured, const Execution& execution) {
   for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
 }
 
-bool StepGraphs::capture(Captured& captured, const StepSignature& signature, const Execution& execution) {
+std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, const Execution& execution) {
+  if (!kind.obstacle.empty()) return kind.obstacle;
   Captured made;
-  made.key = captured.key;
-  made.retaken = captured.retaken;
   made.random = std::make_unique<StreamSeeds>(*graphs_, device_);
   for (const at::Tensor& tensor : signature.tensors()) made.inputs.push_back(like(tensor));
   made.seeds =
@@ -342,32 +375,23 @@ bool StepGraphs::capture(Captured& captured, const StepSignature& signature, con
     if (!gradient.defined()) continue;
     before = known(gradient);
     if (!before) before = std::make_shared<Gradient>(Gradient{like(gradient), 0});
-  }
-  bring_in(made, signature);
-  std::vector<at::Tensor> elsewhere = bring_in_gradients(made);
-  for (std::size_t i = 0; i < trained_.size(); ++i) {
-    if (made.before[i]) gradient_of(i) = made.before[i]->tensor;
+    gradient = before->tensor;
   }
   StepInputs inputs = signature.with(execution.inputs, made.inputs);
   const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
   inputs.loss_keywords = &keywords;
-  std::exception_ptr failure;
-  bool is_aborted = false;
+  const auto capture_piece = [&](const std::function<void()>& work) {
+    const GraphRandomScope random(*made.random);
+    made.pieces.graphs.push_back(graphs_->capture(work, /*makes_room=*/made.pieces.graphs.empty()));
+  };
   std::string why;
-  Capture pieces(*this, made, execution.inputs.number);
   losses_.begin_capture(inputs, made.seeds);
   try {
     const at::AutoGradMode training(true);
-    execution.run(inputs, pieces);
-  } catch (const AbortedError& error) {  // by another rank
-    failure = std::current_exception();
-    is_aborted = true;
-    why = error.what();
+    execution.capture(inputs, made.pieces, capture_piece);
   } catch (const c10::Error& error) {
-    failure = std::current_exception();
     why = first_line(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    failure = std::current_exception();
     why = first_line(error.what());
   }
   made.losses = losses_.end_capture(execution.inputs);
@@ -386,40 +410,26 @@ bool StepGraphs::capture(Captured& captured, const StepSignature& signature, con
     gradient = originals[i];
   }
   originals.clear();
-  if (why.empty()) {
-    for (const GradientPtr& after : made.after) {
-      if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
-    }
-    captured = std::move(made);
-    const at::NoGradGuard no_graph;
-    bring_out_gradients(captured, elsewhere);
-    bring_out(captured, execution);
-    return true;
+  if (!why.empty()) return why;
+  for (const GradientPtr& after : made.after) {
+    if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
   }
-  if (is_aborted) std::rethrow_exception(failure);
-  why = "it cannot be captured: " + why;
-  failed_ = &captured;
-  if (++captured.failures == kFailures || pieces.has_begun()) captured.reason = why;
-  if (pieces.has_begun()) {
-    current_stream(device_).synchronize();
-    say(why);
-    if (failure) std::rethrow_exception(failure);
-    throw InvalidArgument(why);
-  }
-  refuse(captured.reason);
-  report_.reason = why;
-  return false;
+  kind.captured = std::move(made);
+  return {};
 }
 
-void StepGraphs::replay(Captured& captured, const StepSignature& signature, const Execution& execution) {
+void StepGraphs::replay(const StepSignature& signature, const Execution& execution) {
+  Captured& captured = *current_->captured;
   const at::NoGradGuard no_graph;
   bring_in(captured, signature);
   captured.random->set_step(options_.seed, execution.inputs.number);
   const std::vector<at::Tensor> elsewhere = bring_in_gradients(captured);
-  Replay pieces(captured);
-  execution.run(execution.inputs, pieces);
+  execution.replay(captured.pieces);
   bring_out_gradients(captured, elsewhere);
   bring_out(captured, execution);
+  ++report_.replayed;
+  report_.last_was_replayed = true;
+  report_.reason.clear();
 }
 
 }  // namespace stagecraft

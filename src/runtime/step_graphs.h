@@ -3,6 +3,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "stagecraft/runtime/graph.h"
+#include "stagecraft/transport/message.h"
 #include "step_signature.h"
 
 namespace stagecraft {
@@ -20,28 +22,22 @@ struct Program;
 
 /// A message as a captured step knows it: views of memory that graphs read or write.
 struct CapturedMessage {
+  Tag tag;
+  bool is_sent = false;
   std::vector<at::Tensor> tensors;    ///< Undefined where the message holds nothing. They keep no memory alive.
   std::vector<bool> needs_gradients;  ///< By tensor.
   std::string header;
   std::shared_ptr<const std::string> form;
 };
 
-/// A step in pieces: the computations between two messages are one graph. Given to the executor, which goes through its
-/// program in the same order in every step.
-class StepPieces {
- public:
-  virtual ~StepPieces() = default;
-  /// Captures `work`, calls `fill`, which brings in what it reads, and replays it; or does not call `work`, if it was
-  /// captured in an earlier step.
-  virtual void run(const std::function<void()>& work, const std::function<void()>& fill) = 0;
-  /// Whether this step is captured; otherwise it is replayed.
-  [[nodiscard]] virtual bool is_capture() const = 0;
-  /// The next message of the step: new while it is captured.
-  virtual CapturedMessage& message() = 0;
-  /// The times of the actions of the piece that was run last: of a new one while it is captured.
-  virtual std::vector<DeviceTimes::Mark>& marks() = 0;
-  /// Called before the first message is sent, posted or received: from then on the step cannot begin anew.
-  virtual void exchange() = 0;
+/// A captured step: the computations between two messages are one graph. All in the order of the program.
+struct CapturedPieces {
+  std::vector<std::unique_ptr<DeviceGraph>> graphs;
+  std::vector<std::vector<DeviceTimes::Mark>> marks;  ///< By graph, if the timeline is recorded.
+  std::vector<CapturedMessage> messages;
+
+  /// What is in the messages, apart from numbers in their tensors: what a rank sends must be what another receives.
+  [[nodiscard]] std::string forms() const;
 };
 
 /// The captured training steps of one rank, one list of graphs for each signature that steps have had: see
@@ -52,14 +48,28 @@ class StepGraphs {
   struct Execution {
     const Program& program;
     const StepInputs& inputs;
-    /// Runs the step in pieces, with these inputs.
-    std::function<void(const StepInputs&, StepPieces&)> run;
+    using CapturePiece = std::function<void(const std::function<void()>& work)>;
+    /// Captures the pieces of the step, with these inputs. Nothing is exchanged.
+    std::function<void(const StepInputs&, CapturedPieces&, const CapturePiece&)> capture;
     /// Drops what a capture has left, also after it threw.
     std::function<void()> clear;
+    /// Replays them, and exchanges messages in between.
+    std::function<void(CapturedPieces&)> replay;
     /// What the other ranks of the pipeline capture or replay in this step.
     std::uint64_t others = 0;
-    /// The outputs of the step: what `issue` has left, and what the caller gets.
+    /// The outputs of the step: what `capture` has left, and what the caller gets.
     std::vector<Value>& outputs;
+  };
+
+  /// Whether a step can be replayed.
+  struct Outlook {
+    enum class Kind {
+      kReady,
+      kNotNow,  ///< This rank runs it eagerly, which does not concern others.
+      kFailed,  ///< The capture has failed: no rank may capture it.
+    } kind = Kind::kReady;
+    std::string why;    ///< It cannot.
+    std::string forms;  ///< Of the messages, if it can.
   };
 
   /// All arguments must outlive it.
@@ -72,15 +82,33 @@ class StepGraphs {
 
   /// Whether there is a device to capture on. If not, nothing else may be called.
   [[nodiscard]] bool can_capture() const { return graphs_ != nullptr; }
-  /// What this rank's part of a step depends on. Keep it until `run`.
+  /// Before every step.
+  void begin_step();
+  /// What this rank's part of a step depends on. Keep it until `replay`.
   [[nodiscard]] StepSignature signature_of(const Program& program, const StepInputs& inputs);
-  /// Replays the step, or captures it piece by piece while it runs. Returns false, having changed nothing, when the
-  /// step has to run eagerly. Throws when that shows only after messages were exchanged: gradients are then as before.
-  bool run(StepSignature signature, const Execution& execution);
+  /// Whether steps of this signature need no new capture, whatever others do.
+  [[nodiscard]] bool is_settled(const StepSignature& signature) const;
+  /// Captures the step, unless it is captured already, or is the first of its kind. Changes nothing else.
+  Outlook prepare(StepSignature& signature, const Execution& execution);
+  /// After `prepare`, if all ranks are ready.
+  void replay(const StepSignature& signature, const Execution& execution);
   /// The step runs eagerly; `why` is printed once.
   void refuse(const std::string& why);
+  /// The step runs eagerly, for now.
+  void put_off(const std::string& why);
+  /// The capture has failed, here or on another rank; when it happens again, such steps stay eager.
+  void give_up(const std::string& why);
   /// The eager step has failed too: what came up during its capture was not about graphs.
   void forgive();
+
+  /// The first step of its kind runs eagerly; a capture needs to know what messages look like.
+  [[nodiscard]] bool is_learning() const { return is_learning_; }
+  void learn(const Tag& tag, const Message& message);
+  /// That step has succeeded.
+  void end_learning();
+  /// During a capture: a message with tensors that have a shape but no memory.
+  [[nodiscard]] const CapturedMessage& learned(const Tag& tag) const;
+
   [[nodiscard]] CapturedSteps report() const;
 
   /// During a capture: streams for branches of the graph.
@@ -104,13 +132,7 @@ class StepGraphs {
   using GradientPtr = std::shared_ptr<Gradient>;
 
   struct Captured {
-    std::vector<std::uint64_t> key;
-    int failures = 0;
-    int retaken = 0;     // how often it was dropped because somebody kept a gradient
-    std::string reason;  // why it stays eager; empty if it does not
-    std::vector<std::unique_ptr<DeviceGraph>> graphs;
-    std::vector<CapturedMessage> messages;
-    std::vector<std::vector<DeviceTimes::Mark>> marks;  // by graph; without a recorded timeline they are empty
+    CapturedPieces pieces;
     std::vector<at::Tensor> inputs;
     at::Tensor seeds;
     std::unique_ptr<StreamSeeds> random;
@@ -121,17 +143,29 @@ class StepGraphs {
     std::vector<Value> outputs;
   };
 
-  class Capture;
-  class Replay;
+  /// Steps of one signature.
+  struct Kind {
+    std::vector<std::uint64_t> key;  // the last number is about other ranks
+    bool is_learned = false;
+    std::vector<CapturedMessage> arriving;  // as learned
+    std::string obstacle;                   // in a message that was learned
+    std::optional<Captured> captured;
+    int failures = 0;
+    int retaken = 0;          // how often it was dropped because somebody kept a gradient
+    std::string reason;       // why it stays eager; empty if it does not
+    bool has_failed = false;  // the reason concerns all ranks
+  };
 
-  [[nodiscard]] Captured* find(const std::vector<std::uint64_t>& key);
+  [[nodiscard]] Kind* find(const std::vector<std::uint64_t>& key);
+  [[nodiscard]] int graphs() const;
   void drop_if_moved();
-  bool capture(Captured& captured, const StepSignature& signature, const Execution& execution);
-  void replay(Captured& captured, const StepSignature& signature, const Execution& execution);
+  /// Returns why it cannot; empty if it can.
+  std::string capture(Kind& kind, const StepSignature& signature, const Execution& execution);
   void bring_in(Captured& captured, const StepSignature& signature);
   void bring_out(Captured& captured, const Execution& execution);
   [[nodiscard]] at::Tensor& gradient_of(std::size_t parameter);
   [[nodiscard]] GradientPtr known(const at::Tensor& gradient) const;
+  [[nodiscard]] bool is_any_held(const Captured& captured) const;
   [[nodiscard]] bool is_held_elsewhere(const Captured& captured) const;
   /// Where gradients are that are other tensors than the ones that the graph changes; undefined for the others.
   std::vector<at::Tensor> bring_in_gradients(const Captured& captured);
@@ -147,8 +181,10 @@ class StepGraphs {
   std::vector<at::Tensor> trained_;     // the stages' parameters, each once
   std::vector<at::Tensor*> gradients_;  // where theirs are added up; found at the first step
   std::vector<const void*> addresses_;  // of parameters and buffers
-  std::list<Captured> captured_;        // at most kMost with a graph
-  Captured* failed_ = nullptr;          // the one whose capture has failed in this step
+  std::list<Kind> kinds_;               // at most kMost are captured
+  Kind* current_ = nullptr;             // that of this step
+  bool is_learning_ = false;            // the current one
+  bool has_given_up_ = false;           // on the current one, in this step
   std::vector<std::string> said_;
   CapturedSteps report_;
 };

@@ -1,10 +1,11 @@
 #include "step_signature.h"
 
-#include <ATen/MemoryOverlap.h>
-
+#include <algorithm>
 #include <bit>
 #include <functional>
+#include <utility>
 #include <variant>
+#include <vector>
 
 namespace stagecraft {
 namespace {
@@ -13,6 +14,24 @@ bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
   return a.is_same(b) || (a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
                           a.sizes() == b.sizes() && a.strides() == b.strides());
 }
+
+/// Elements from the first to the last in memory; 0 if several of the tensor's elements may be one.
+std::int64_t extent_of(const at::Tensor& tensor) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dimensions;  // stride and size
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) dimensions.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(dimensions.begin(), dimensions.end());
+  std::int64_t extent = 1;
+  for (const auto& [stride, size] : dimensions) {
+    if (stride < extent) return 0;
+    extent += (size - 1) * stride;
+  }
+  return extent;
+}
+
+/// A graph reads its own copy of an input, with the same strides. Beyond this many times its size it is too large.
+constexpr std::int64_t kMostGaps = 4;
 
 }  // namespace
 
@@ -30,8 +49,15 @@ void StepSignature::add(const at::Tensor& tensor) {
                   ": give inputs and targets there");
   }
   if (tensor.requires_grad()) return refuse("an input needs a gradient, which belongs to a graph of the caller's");
-  if (at::has_internal_overlap(tensor) != at::MemOverlap::No && tensor.numel() > 0) {
-    return refuse("an input is expanded, so that several of its elements are one: call contiguous() on it");
+  if (tensor.numel() > 0) {
+    const std::int64_t extent = extent_of(tensor);
+    if (extent == 0) {
+      return refuse("an input is expanded, so that several of its elements are one: call contiguous() on it");
+    }
+    if (extent > kMostGaps * tensor.numel()) {
+      return refuse("an input of " + std::to_string(tensor.numel()) + " elements is spread over the memory of " +
+                    std::to_string(extent) + ": call contiguous() on it");
+    }
   }
   if (tensor.is_conj() || tensor.is_neg()) return refuse("an input is conjugated or negated lazily: resolve it first");
   const std::size_t index = index_of(tensor);

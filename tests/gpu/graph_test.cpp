@@ -224,6 +224,59 @@ TEST_F(GraphSteps, ThatCannotBeCapturedStayEager) {
   EXPECT_EQ(compare({.model = model("Dropout")}).replayed, 5U);
 }
 
+/// Only one of the ranks finds out; no step fails.
+TEST_F(GraphSteps, OfSeveralRanksThatOneCannotCaptureStayEager) {
+  for (int culprit = 0; culprit < 4; ++culprit) {
+    SCOPED_TRACE("stage " + std::to_string(culprit));
+    Training run{.model = {.name = "Looking",
+                           .make = [culprit](int stage, int) -> PiecePtr {
+                             if (stage == culprit) return std::make_shared<Looking>();
+                             return std::make_shared<detail::Dropout>();
+                           }},
+                 .schedule = "1F1B",
+                 .ranks = 4};
+    const CapturedSteps captured = compare(run);
+    EXPECT_EQ(captured.replayed, 0U);
+    EXPECT_EQ(captured.graphs, 0) << "graphs of the others are dropped";
+    EXPECT_THAT(captured.reason, testing::HasSubstr("cannot be captured"));
+    if (culprit != 3) {
+      EXPECT_THAT(captured.reason, testing::HasSubstr("rank " + std::to_string(culprit)));
+    }
+  }
+}
+
+/// A number of the host goes from stage to stage, and may change: another one than the first step's is no step to
+/// capture.
+TEST_F(GraphSteps, WithNumbersInMessagesThatChangeStayEager) {
+  struct Counted : detail::Linear {
+    ValueList run(const ValueList& in) override {
+      const at::Tensor x = at::tanh(linear(in[0].tensor()));
+      if (in.size() > 1) return {x * in[1].real()};
+      return {x, number->load()};
+    }
+    std::shared_ptr<std::atomic<double>> number;
+  };
+  const auto number = std::make_shared<std::atomic<double>>(0.5);
+  Training run{.model = {.name = "Counted",
+                         .make =
+                             [&](int, int) {
+                               auto piece = std::make_shared<Counted>();
+                               piece->number = number;
+                               return piece;
+                             }},
+               .schedule = "1F1B",
+               .stages = 2,
+               .ranks = 2,
+               .steps = 8};
+  EXPECT_EQ(compare(run).replayed, 7U);
+  run.before = [&](int step, Pipeline& pipeline, const auto&) {
+    if (pipeline.has_first_stage()) number->store(0.5 + step);
+  };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.replayed, 0U);
+  EXPECT_THAT(captured.reason, testing::HasSubstr("another shape, type or number"));
+}
+
 TEST_F(GraphSteps, DrawWhatEagerStepsDraw) {
   Training run{.model = {.name = "Noisy", .make = [](int, int) { return std::make_shared<Noisy>(); }}, .steps = 20};
   EXPECT_EQ(compare(run).replayed, 19U);
@@ -267,6 +320,46 @@ TEST_F(GraphSteps, OfSeveralRanksFailTogetherAndGoOn) {
   const auto begin = std::chrono::steady_clock::now();
   compare(run);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15)) << "a rank waited for its timeout";
+}
+
+/// What a row of tokens is often cut into: all but the last, all but the first.
+TEST_F(GraphSteps, TakeViewsOfLargerTensors) {
+  torch::manual_seed(5);
+  const at::Tensor whole = at::randn({24, kWidth + 1}, at::TensorOptions(kGpu));
+  const auto losses = [&](bool graph, CapturedSteps& captured, const at::Tensor& input) {
+    torch::manual_seed(6);
+    const auto linear = std::make_shared<torch::nn::LinearImpl>(kWidth, kWidth);
+    linear->to(kGpu);
+    torch::cuda::synchronize();
+    std::vector<at::Tensor> all;
+    run_ranks({.ranks = 1, .device = [](RankId) { return kGpu; }}, [&](World& world) {
+      Pipeline pipeline(world,
+                        {make_stage(0, linear, [&](const StageCall& call) { return linear->forward(call.tensor(0)); })},
+                        {.schedule = "GPipe",
+                         .microbatches = 4,
+                         .loss = [](const Value& output, const Value& target,
+                                    const ValueDict&) { return at::mse_loss(output.tensor(), target.tensor()); },
+                         .graph = graph});
+      for (int step = 0; step < 4; ++step) {
+        all.push_back(at::stack(pipeline.step({input}, {.target = whole.narrow(1, 1, kWidth)}).losses).clone());
+      }
+      captured = pipeline.captured();
+    });
+    torch::cuda::synchronize();
+    return all;
+  };
+  CapturedSteps captured;
+  const at::Tensor part = whole.narrow(1, 0, kWidth);
+  const std::vector<at::Tensor> eager = losses(false, captured, part);
+  const std::vector<at::Tensor> graph = losses(true, captured, part);
+  EXPECT_EQ(captured.replayed, 3U) << captured.reason;
+  for (std::size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(are_same_bits(graph[i], eager[i]));
+  losses(true, captured, at::randn({24, 1}, at::TensorOptions(kGpu)).expand({24, kWidth}));
+  EXPECT_EQ(captured.replayed, 0U);
+  EXPECT_THAT(captured.reason, testing::HasSubstr("is expanded"));
+  losses(true, captured, at::randn({24, 100}, at::TensorOptions(kGpu)).narrow(1, 0, kWidth));
+  EXPECT_EQ(captured.replayed, 0U);
+  EXPECT_THAT(captured.reason, testing::HasSubstr("spread over the memory"));
 }
 
 TEST_F(GraphSteps, TakeInputsFromTheDeviceAlone) {

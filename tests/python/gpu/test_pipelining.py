@@ -39,10 +39,13 @@ def train(package, schedule, *, dropout=0.0, dtype=torch.float32, zero_every=1):
     torch.manual_seed(3)
     modules = [Block(dropout).to(DEVICE, dtype) for _ in range(STAGES)]
     batches = [torch.randn(2, 8, 5, WIDTH, device=DEVICE).to(dtype) for _ in range(STEPS)]
-    torch.manual_seed(11)
     stages = [package.PipelineStage(module, index, STAGES, DEVICE) for index, module in enumerate(modules)]
     # With scale_grads, torch's package divides gradients of earlier steps once more at every step; ours does not.
     run = package.schedules.get_schedule_class(schedule)(stages, 4, loss_fn=loss_of, scale_grads=zero_every == 1)
+    run.step(batches[0][0], target=batches[0][1])  # in the first step, some versions of torch's package call every module once more
+    for module in modules:
+        module.zero_grad()
+    torch.manual_seed(11)
     trace = []
     for step, (x, y) in enumerate(batches):
         losses = []
