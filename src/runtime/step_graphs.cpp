@@ -203,11 +203,11 @@ void StepGraphs::put_off(const std::string& why) {
 void StepGraphs::give_up(const std::string& why) {
   if (!current_->reason.empty()) return refuse(current_->reason);
   has_given_up_ = true;
+  if (current_->captured) current_stream(device_).synchronize();
+  current_->captured.reset();
   if (++current_->failures == kFailures) {
     current_->reason = why;
     current_->has_failed = true;
-    if (current_->captured) current_stream(device_).synchronize();
-    current_->captured.reset();
   }
   refuse(current_->reason);
   report_.reason = why;

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layered_model.h"
@@ -89,6 +92,39 @@ struct Case {
   }
 };
 
+/// Whether STAGECRAFT_CROSSINGS_WITHOUT names a feature: to find out which one a failure is about.
+inline bool is_left_out(const std::string& feature) {
+  const char* text = std::getenv("STAGECRAFT_CROSSINGS_WITHOUT");
+  return text != nullptr && (',' + std::string(text) + ',').find(',' + feature + ',') != std::string::npos;
+}
+
+/// The same case with fewer features.
+inline void leave_out(Case& drawn) {
+  Traits& traits = drawn.traits;
+  for (const auto& [name, flag] : std::initializer_list<std::pair<const char*, bool*>>{{"dropout", &traits.dropout},
+                                                                                       {"skip", &traits.skip},
+                                                                                       {"tied", &traits.tied},
+                                                                                       {"strided", &traits.strided},
+                                                                                       {"frozen", &traits.frozen},
+                                                                                       {"in_place", &traits.in_place},
+                                                                                       {"extra", &traits.extra},
+                                                                                       {"ignored", &traits.ignored},
+                                                                                       {"adam", &drawn.adam},
+                                                                                       {"clips", &drawn.clips},
+                                                                                       {"records", &drawn.records},
+                                                                                       {"graph", &drawn.graph}}) {
+    if (is_left_out(name)) *flag = false;
+  }
+  if (is_left_out("mixed")) drawn.mixed = Case::Mixed::kNot;
+  if (is_left_out("recompute")) drawn.recomputed = Case::Recomputed::kNothing;
+  if (is_left_out("accumulate")) drawn.accumulated = 1;
+  if (is_left_out("failure")) drawn.failure.reset();
+  if (is_left_out("first_layout") && drawn.layouts.size() > 1) drawn.layouts.erase(drawn.layouts.begin());
+  for (Layout& layout : drawn.layouts) {
+    if (is_left_out("shard")) layout.shard = Shard::kNone;
+  }
+}
+
 /// Draws one number after the other.
 class Dice {
  public:
@@ -171,6 +207,7 @@ inline Case draw_case(std::uint64_t seed, int world) {
     drawn.graph = !dice.one_in(4);
     if (drawn.graph) drawn.lanes = dice.one_in(3) ? 1 : 0;
   }
+  leave_out(drawn);
   return drawn;
 }
 

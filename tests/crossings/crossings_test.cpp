@@ -4,6 +4,8 @@
 //   STAGECRAFT_TEST_DEVICE        cpu or cuda
 //   STAGECRAFT_CROSSINGS_SECONDS  how long to go on (10 unless set); a run of processes goes on for a tenth of it
 //   STAGECRAFT_CROSSINGS_SEED     runs the one case of this seed, as a failure names it
+//   STAGECRAFT_CROSSINGS_FIRST    begins with the case of this seed, and says what every case is
+//   STAGECRAFT_CROSSINGS_WITHOUT  leaves features out of it, such as "dropout,recompute": see leave_out
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -255,6 +257,7 @@ using Outcomes = std::vector<std::map<int, Outcome>>;
 
 /// Trains, and compares with one device.
 Outcomes train(const Case& drawn, bool graph, const std::string& checkpoint, const Outcome& expected) {
+  SCOPED_TRACE(graph ? "as a graph" : "eagerly");
   const double tolerance = drawn.traits.type == at::kFloat || drawn.is_mixed() ? 2e-4 : 1e-9;
   Outcomes outcomes(drawn.layouts.size());
   std::mutex mutex;
@@ -330,9 +333,11 @@ TEST(Crossings, EqualOneDevice) {
   const double seconds =
       static_cast<double>(number_in("STAGECRAFT_CROSSINGS_SECONDS").value_or(10)) / (processes() > 0 ? 10 : 1);
   const auto only = number_in("STAGECRAFT_CROSSINGS_SEED");
+  const auto first = number_in("STAGECRAFT_CROSSINGS_FIRST");
   const auto now =
       static_cast<std::int64_t>(std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'000);
-  auto seed = static_cast<std::uint64_t>(as_rank_zero_says(only ? static_cast<std::int64_t>(*only) : now));
+  auto seed = static_cast<std::uint64_t>(
+      as_rank_zero_says(static_cast<std::int64_t>(only.value_or(first.value_or(static_cast<std::uint64_t>(now))))));
   const std::string checkpoint =
       processes() == 0
           ? folder.path("checkpoint")
@@ -344,6 +349,7 @@ TEST(Crossings, EqualOneDevice) {
   std::uint64_t replayed = 0;
   do {
     const Case drawn = draw_case(seed++, processes());
+    if (first) std::fprintf(stderr, "%s\n", drawn.text().c_str());
     replayed += compare(drawn, checkpoint);
     graphs += drawn.graph;
     ++cases;
