@@ -20,6 +20,7 @@ DeviceTimes::EventPtr DeviceTimes::recorded() {
   EventPtr event = std::move(unused_.back());
   unused_.pop_back();
   record_in_graph_(*event);
+  in_capture_.push_back(event);
   return event;
 }
 
@@ -62,6 +63,7 @@ Timeline DeviceTimes::end() {
 
 void DeviceTimes::prepare_graph(std::size_t actions, RecordInGraph record) {
   record_in_graph_ = std::move(record);
+  in_capture_.clear();
   while (unused_.size() < 2 * actions) unused_.push_back(now());
 }
 

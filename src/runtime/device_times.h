@@ -68,6 +68,7 @@ class DeviceTimes {
   std::vector<Mark> marks_;
   std::optional<std::vector<Mark>> graph_marks_;  // during a capture
   std::vector<EventPtr> unused_;                  // for a graph
+  std::vector<EventPtr> in_capture_;  // of the last capture: if it fails, it is ended with them all the same
   RecordInGraph record_in_graph_;
 };
 

@@ -21,6 +21,7 @@
 #include "stagecraft/runtime/pipeline.h"
 #include "stagecraft/stage/packing.h"
 #include "stagecraft/stage/random.h"
+#include "stagecraft/transport/streams.h"
 #include "step_graphs.h"
 #include "step_inputs.h"
 #include "tensor_watch.h"
@@ -213,15 +214,15 @@ class Executor {
   const Instruction* current_ = nullptr;  // the one that runs, for errors
   StepOutputs outputs_;
   // Of the forward or backward that runs; empty in between, and kept for their memory.
-  std::vector<at::Tensor> leaves_;            // what the backward gives gradients to
-  std::vector<at::Tensor> inner_leaves_;      // the same of the last segment, if it is not the first
-  std::vector<at::Tensor> roots_;             // what gradients come for
-  std::vector<at::Tensor> first_roots_;       // the same of the first segment, if it is not the last
-  std::vector<at::Tensor> arriving_;          // these gradients
-  std::vector<at::Tensor> relayed_;           // those for items that only pass through, after those of the outputs
-  bool has_sides_ = false;                    // the step uses two streams
-  std::optional<c10::Stream> second_stream_;  // made for the first schedule with overlaps on a device with streams
-  ValueList held_values_;                     // until nothing runs beside what has read them
+  std::vector<at::Tensor> leaves_;           // what the backward gives gradients to
+  std::vector<at::Tensor> inner_leaves_;     // the same of the last segment, if it is not the first
+  std::vector<at::Tensor> roots_;            // what gradients come for
+  std::vector<at::Tensor> first_roots_;      // the same of the first segment, if it is not the last
+  std::vector<at::Tensor> arriving_;         // these gradients
+  std::vector<at::Tensor> relayed_;          // those for items that only pass through, after those of the outputs
+  bool has_sides_ = false;                   // the step uses two streams
+  std::optional<LentStream> second_stream_;  // made for the first schedule with overlaps on a device with streams
+  ValueList held_values_;                    // until nothing runs beside what has read them
   std::vector<at::Tensor> held_;
   Partner* partner_ = nullptr;  // of the forward that runs
   double waited_ = 0;

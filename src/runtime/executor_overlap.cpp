@@ -38,7 +38,7 @@ void Executor::begin_sides() {
   const c10::Device device = world_.device();
   has_sides_ = program_->has_overlaps && inputs_->training() && !device.is_cpu();
   if (!has_sides_) return;
-  if (!second_stream_) second_stream_ = new_stream(device);
+  if (!second_stream_) second_stream_.emplace(device);
   for (Place& place : places_) place.accumulators.clear();  // parameters may be others now
 }
 
@@ -76,7 +76,7 @@ void Executor::execute_alone(const Instruction& instruction) {
   Flight& in = flight(instruction.stage, instruction.action.microbatch());
   if (instruction.action.kind() == ActionKind::kForward) in.lane = kOwn;
   if (in.lane == kSecond) {
-    Fork fork(*second_stream_);
+    Fork fork(second_stream_->get());
     fork.enter(true);
     execute(instruction);
     fork.join();
@@ -95,7 +95,7 @@ void Executor::execute_overlap(const Instruction& first, const Instruction& seco
     if (has_sides_) {
       Flight& other = flight(backward.stage, backward.action.microbatch());
       flight(forward.stage, forward.action.microbatch()).lane = other.lane == kOwn ? kSecond : kOwn;
-      fork.emplace(*second_stream_);
+      fork.emplace(second_stream_->get());
     }
     if (overlaps_by_itself(forward, backward)) {
       run_overlapped(forward, backward, fork);

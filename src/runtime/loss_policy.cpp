@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
@@ -134,11 +135,16 @@ at::Tensor LossPolicy::seed_for(const at::Tensor& loss, MicrobatchId microbatch)
         .view(loss.sizes());
   }
   const double weight = weights_[microbatch.index()] * replica_weight_ * scale_;
+  // The halves of an overlap have streams of their own, and neither waits for what the other computes.
+  const std::optional<c10::Stream> stream =
+      loss.is_cpu() ? std::optional<c10::Stream>() : current_stream(loss.device());
   const bool same = seed_.defined() && seed_weight_ == weight && seed_.sizes() == loss.sizes() &&
-                    seed_.scalar_type() == loss.scalar_type() && seed_.device() == loss.device();
+                    seed_.scalar_type() == loss.scalar_type() && seed_.device() == loss.device() &&
+                    seed_stream_ == stream;
   if (!same) {
     seed_ = at::full_like(loss.detach(), weight);
     seed_weight_ = weight;
+    seed_stream_ = stream;
   }
   return seed_;
 }

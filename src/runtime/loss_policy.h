@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <optional>
 #include <vector>
 
@@ -76,6 +78,7 @@ class LossPolicy {
   // The last seed made, reused because seeds are often the same.
   at::Tensor seed_;
   double seed_weight_ = 0;
+  std::optional<c10::Stream> seed_stream_;  // that has computed it; none on a CPU
 };
 
 }  // namespace stagecraft

@@ -41,19 +41,19 @@ class OwnStream {
   explicit OwnStream(at::Device device) {
     if (device.is_cpu()) return;
     before_ = current_stream(device);
-    own_ = new_stream(device);
-    run_after(*own_, *before_);
-    guard_.emplace(*own_);
+    own_.emplace(device);
+    run_after(own_->get(), *before_);
+    guard_.emplace(own_->get());
   }
   ~OwnStream() {
-    if (own_) run_after(*before_, *own_);
+    if (own_) run_after(*before_, own_->get());
   }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
 
  private:
   std::optional<c10::Stream> before_;
-  std::optional<c10::Stream> own_;
+  std::optional<LentStream> own_;
   std::optional<c10::StreamGuard> guard_;
 };
 

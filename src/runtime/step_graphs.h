@@ -32,8 +32,8 @@ struct CapturedMessage {
 
 /// A captured step: the computations between two messages are one graph. All in the order of the program.
 struct CapturedPieces {
-  std::vector<std::unique_ptr<DeviceGraph>> graphs;
   std::vector<std::vector<DeviceTimes::Mark>> marks;  ///< By graph, if the timeline is recorded.
+  std::vector<std::unique_ptr<DeviceGraph>> graphs;   // after the events that are in them
   std::vector<CapturedMessage> messages;
 
   /// What is in the messages, apart from numbers in their tensors: what a rank sends must be what another receives.

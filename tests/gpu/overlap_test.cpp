@@ -180,6 +180,17 @@ TEST_F(Overlaps, GiveTheBitsOfOneAfterTheOther) {
   }
 }
 
+/// DualPipeV without overlaps, in the same order.
+Schedule one_after_the_other(int ranks, int microbatches) {
+  Schedule apart = make_schedule("DualPipeV", {.ranks = ranks, .stages_per_rank = 2, .microbatches = microbatches});
+  for (Row& row : apart.rows) {
+    Row flat;
+    for (const Action& slot : row) for_each_part(slot, [&](const Action& half) { flat.push_back(half); });
+    row = std::move(flat);
+  }
+  return apart;
+}
+
 TEST_F(Overlaps, BetweenRanksGiveTheBitsOfOneAfterTheOther) {
   Training run = deep();
   run.schedule = "DualPipeV";
@@ -189,17 +200,33 @@ TEST_F(Overlaps, BetweenRanksGiveTheBitsOfOneAfterTheOther) {
   for (std::size_t rank = 0; rank < 2; ++rank) {
     expect_same_bits(train(run, true)[rank], overlapping[rank]);
   }
-  run.options = [](PipelineOptions& options) {
-    Schedule apart = make_schedule("DualPipeV", {.ranks = 2, .stages_per_rank = 2, .microbatches = 8});
-    for (Row& row : apart.rows) {
-      Row flat;
-      for (const Action& slot : row) for_each_part(slot, [&](const Action& half) { flat.push_back(half); });
-      row = std::move(flat);
-    }
-    options.schedule = apart;
-  };
+  run.options = [](PipelineOptions& options) { options.schedule = one_after_the_other(2, 8); };
   const std::vector<Trace> apart = train(run, false);
   for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(overlapping[rank], apart[rank]);
+}
+
+/// Both halves then make losses, and their gradients. What one makes must not be what the other takes.
+TEST_F(Overlaps, WhoseBackwardsComputeLossesAgain) {
+  for (const std::int64_t rows : {4, 1201}) {
+    SCOPED_TRACE(rows);
+    Training run = deep();
+    run.schedule = "DualPipeV";
+    run.microbatches = 3;  // one is larger than the others, so it counts more
+    run.rows = [rows](int) { return rows; };
+    run.stage_options = [](const PiecePtr&) {
+      StageOptions options;
+      options.auxiliary_loss = [](const Value& output) { return output[0].tensor().pow(2).mean(); };
+      return options;
+    };
+    run.options = [](PipelineOptions& options) { options.recompute = Recompute::stage(); };
+    const std::vector<Trace> overlapping = train(run, false);
+    expect_same_bits(train(run, true)[0], overlapping[0]);
+    run.options = [](PipelineOptions& options) {
+      options.recompute = Recompute::stage();
+      options.schedule = one_after_the_other(1, 3);
+    };
+    expect_same_bits(overlapping[0], train(run, false)[0]);
+  }
 }
 
 }  // namespace

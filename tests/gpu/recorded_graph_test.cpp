@@ -108,6 +108,31 @@ TEST_F(RecordedGraphs, SayHowLongEachActionTook) {
   EXPECT_LT(seconds[1], 6 * seconds[0]);
 }
 
+/// The events of a capture that fails are in the graph that it leaves.
+TEST_F(RecordedGraphs, WhoseCaptureFailsAreCapturedLater) {
+  struct FailsOnce : detail::Dropout {
+    ValueList run(const ValueList& in) override {
+      if (*fails) throw std::runtime_error("on purpose");
+      return Dropout::run(in);
+    }
+    std::shared_ptr<bool> fails;
+  };
+  const auto fails = std::make_shared<bool>(false);
+  Training run{.model = {.name = "FailsOnce",
+                         .make =
+                             [&](int, int) {
+                               auto piece = std::make_shared<FailsOnce>();
+                               piece->fails = fails;
+                               return piece;
+                             }},
+               .steps = 8};
+  run.before = [&](int step, Pipeline& pipeline, const auto&) {
+    pipeline.record_timeline(true);
+    *fails = step == 1;
+  };
+  EXPECT_EQ(compare(run).replayed, 6U);
+}
+
 TEST_F(RecordedGraphs, TakeTurnsWithOthers) {
   Training run{.model = model("Dropout"), .schedule = "1F1B", .stages = 2, .ranks = 2, .steps = 12};
   run.before = [](int step, Pipeline& pipeline, const auto&) { pipeline.record_timeline(step % 3 == 2); };

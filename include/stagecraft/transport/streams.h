@@ -19,10 +19,26 @@ inline c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
-/// A stream of a GPU that nobody else gets: the pool behind `new_stream` gives a few out again and again, and what waits
-/// on one for another rank would hold up whoever has the same one. `is_urgent`: its kernels go before others. Throws
-/// InvalidArgument if LibTorch has no CUDA.
+/// A stream of a GPU that nobody else gets: the pool behind `new_stream` gives a few out again and again, and what
+/// waits on one for another rank would hold up whoever has the same one. `is_urgent`: its kernels go before others.
+/// Throws InvalidArgument if LibTorch has no CUDA.
 c10::Stream unshared_stream(c10::Device device, bool is_urgent);
+
+/// A stream that nobody else has meanwhile; for a GPU, not one of the pool's. While a graph is captured on a stream,
+/// whatever any thread issues there becomes a part of it.
+class LentStream {
+ public:
+  explicit LentStream(c10::Device device);
+  /// What it was used for may still run: the next one to get it comes after that.
+  ~LentStream();
+  LentStream(const LentStream&) = delete;
+  LentStream& operator=(const LentStream&) = delete;
+
+  [[nodiscard]] const c10::Stream& get() const { return stream_; }
+
+ private:
+  c10::Stream stream_;
+};
 
 /// Makes what is issued to `second` from now on wait for what was issued to `first` so far. Does not block the host.
 inline void run_after(const c10::Stream& second, const c10::Stream& first) {
