@@ -181,16 +181,16 @@ StepGraphs::Outlook Executor::agreed(StepGraphs::Outlook own) const {
   const auto during = world_.pipeline().during("the captures of all ranks");
   const bool is_ready = own.kind == Kind::kReady;
   const char mark = is_ready ? kReady : own.kind == Kind::kFailed ? kFailed : kNotNow;
-  std::vector<std::string> all = world_.pipeline().all_gather(mark + (is_ready ? own.forms : own.why));
+  std::vector<std::string> all = world_.pipeline().all_gather(mark + (is_ready ? graphs_->forms() : own.why));
   for (const auto& [kind, of_kind] : {std::pair(Kind::kFailed, kFailed), {Kind::kNotNow, kNotNow}}) {
     if (own.kind == kind) return own;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].front() == of_kind) return {kind, "rank " + std::to_string(rank) + ": " + all[rank].substr(1), {}};
+      if (all[rank].front() == of_kind) return {kind, "rank " + std::to_string(rank) + ": " + all[rank].substr(1)};
     }
   }
   for (std::string& forms : all) forms.erase(0, 1);
   if (const std::string tag = first_difference(all); !tag.empty()) {
-    return {Kind::kFailed, tag + " has another shape, type or number in it than in the step before", {}};
+    return {Kind::kFailed, tag + " has another shape, type or number in it than in the step before"};
   }
   return own;
 }

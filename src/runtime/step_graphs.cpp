@@ -162,7 +162,7 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
     is_learning_ = true;
     current_->arriving.clear();
     current_->obstacle.clear();
-    return {Outlook::Kind::kNotNow, "the first step of its kind is not captured", {}};
+    return {Outlook::Kind::kNotNow, "the first step of its kind is not captured"};
   }
   if (current_->captured && is_held_elsewhere(*current_->captured)) {
     current_stream(device_).synchronize();
@@ -179,13 +179,13 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
   }
   if (!current_->reason.empty()) {
     say(current_->reason);
-    return {current_->has_failed ? Outlook::Kind::kFailed : Outlook::Kind::kNotNow, current_->reason, {}};
+    return {current_->has_failed ? Outlook::Kind::kFailed : Outlook::Kind::kNotNow, current_->reason};
   }
   if (!current_->captured) {
     const std::string why = capture(*current_, signature, execution);
-    if (!why.empty()) return {Outlook::Kind::kFailed, "it cannot be captured: " + why, {}};
+    if (!why.empty()) return {Outlook::Kind::kFailed, "it cannot be captured: " + why};
   }
-  return {Outlook::Kind::kReady, {}, current_->captured->pieces.forms()};
+  return {Outlook::Kind::kReady, {}};
 }
 
 void StepGraphs::refuse(const std::string& why) {

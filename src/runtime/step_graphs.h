@@ -68,8 +68,7 @@ class StepGraphs {
       kNotNow,  ///< This rank runs it eagerly, which does not concern others.
       kFailed,  ///< The capture has failed: no rank may capture it.
     } kind = Kind::kReady;
-    std::string why;    ///< It cannot.
-    std::string forms;  ///< Of the messages, if it can.
+    std::string why;  ///< It cannot.
   };
 
   /// All arguments must outlive it.
@@ -90,6 +89,8 @@ class StepGraphs {
   [[nodiscard]] bool is_settled(const StepSignature& signature) const;
   /// Captures the step, unless it is captured already, or is the first of its kind. Changes nothing else.
   Outlook prepare(StepSignature& signature, const Execution& execution);
+  /// The messages of the step, if it is ready: see CapturedPieces.
+  [[nodiscard]] std::string forms() const { return current_->captured->pieces.forms(); }
   /// After `prepare`, if all ranks are ready.
   void replay(const StepSignature& signature, const Execution& execution);
   /// The step runs eagerly; `why` is printed once.
