@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "stagecraft/core/error.h"
+
 namespace stagecraft {
 
 template <typename Number>
@@ -19,30 +21,29 @@ template void upload(const std::vector<std::int64_t>& numbers, const at::Tensor&
 template void upload(const std::vector<double>& numbers, const at::Tensor& to);
 
 StreamSeeds::StreamSeeds(GraphDevice& graphs, c10::Device device)
-    : graphs_(graphs), zero_(at::zeros({1}, at::TensorOptions(at::kLong).device(device))) {}
+    : graphs_(graphs),
+      seeds_(at::empty({kMost}, at::TensorOptions(at::kLong).device(device))),
+      zero_(at::zeros({1}, seeds_.options())) {}
 
 at::Generator StreamSeeds::generator(const RandomStream& stream, std::uint64_t offset) {
-  const at::RecordFunctionGuard unseen(/*is_enabled=*/false);  // by TensorWatch: blocks stay for as long as the graph
   const auto known = std::find(streams_.begin(), streams_.end(), stream);
   const auto number = static_cast<std::int64_t>(known - streams_.begin());
-  if (known == streams_.end()) streams_.push_back(stream);
-  if (number / kBlock == static_cast<std::int64_t>(blocks_.size())) {
-    blocks_.push_back(at::empty({kBlock}, zero_.options()));
+  if (number == kMost) {
+    throw InvalidArgument("its layers and microbatches draw from more than " + std::to_string(kMost) +
+                          " streams of random numbers");
   }
-  const at::Tensor seed = blocks_[static_cast<std::size_t>(number / kBlock)].narrow(0, number % kBlock, 1);
-  return graphs_.generator(seed, zero_, offset);
+  if (known == streams_.end()) streams_.push_back(stream);
+  const at::RecordFunctionGuard unseen(/*is_enabled=*/false);  // by TensorWatch: all lanes read the seeds
+  return graphs_.generator(seeds_.narrow(0, number, 1), zero_, offset);
 }
 
 void StreamSeeds::set_step(std::uint64_t seed, std::uint64_t step) {
-  for (std::size_t block = 0; block < blocks_.size(); ++block) {
-    const std::size_t begin = block * kBlock;
-    const std::size_t end = std::min(streams_.size(), begin + kBlock);
-    std::vector<std::int64_t> seeds;
-    for (std::size_t i = begin; i < end; ++i) {
-      seeds.push_back(static_cast<std::int64_t>(seed_of(streams_[i], seed, step)));
-    }
-    upload(seeds, blocks_[block]);
+  if (streams_.empty()) return;
+  std::vector<std::int64_t> seeds;
+  for (const RandomStream& stream : streams_) {
+    seeds.push_back(static_cast<std::int64_t>(seed_of(stream, seed, step)));
   }
+  upload(seeds, seeds_);
 }
 
 }  // namespace stagecraft

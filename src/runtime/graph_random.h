@@ -22,12 +22,13 @@ class StreamSeeds : public GraphRandom {
   void set_step(std::uint64_t seed, std::uint64_t step);
 
  private:
-  static constexpr std::int64_t kBlock = 1024;
+  static constexpr std::int64_t kMost = 1 << 16;
 
   GraphDevice& graphs_;
   std::vector<RandomStream> streams_;
-  std::vector<at::Tensor> blocks_;  // the seeds of kBlock streams each; the graph knows their addresses
-  at::Tensor zero_;                 // where every stream begins
+  // Not memory of a capture: what a graph has used and freed before it draws, it uses again in every replay.
+  at::Tensor seeds_;  // by stream
+  at::Tensor zero_;   // where every stream begins
 };
 
 /// Copies numbers to a tensor on a device, without waiting for it.

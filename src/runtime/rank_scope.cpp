@@ -57,12 +57,6 @@ class OwnStream {
   std::optional<c10::StreamGuard> guard_;
 };
 
-/// Adds the index of the current device to one without, such as "cuda".
-at::Device with_index(at::Device device) {
-  if (device.is_cpu() || device.has_index()) return device;
-  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
-}
-
 }  // namespace
 
 class RankScope::Implementation {

@@ -6,6 +6,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/stage/microbatches.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 
@@ -32,7 +33,7 @@ std::shared_ptr<Transport> divisible(std::shared_ptr<Transport> transport, int r
 World::World(std::shared_ptr<Transport> transport, at::Device device, Timeout timeout, int replicas,
              std::shared_ptr<Activity> activity)
     : transport_(divisible(std::move(transport), replicas)),
-      device_(device),
+      device_(with_index(device)),
       timeout_(timeout),
       everyone_(transport_->make_group(every(0, 1, transport_->ranks()), timeout, "world.everyone()")),
       pipeline_(

@@ -35,7 +35,7 @@ c10::Stream taken(c10::Device device) {
 
 }  // namespace
 
-LentStream::LentStream(c10::Device device) : stream_(taken(device)) {}
+LentStream::LentStream(c10::Device device) : stream_(taken(with_index(device))) {}
 
 LentStream::~LentStream() {
   if (!stream_.device().is_cuda()) return;

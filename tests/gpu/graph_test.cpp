@@ -277,6 +277,26 @@ TEST_F(GraphSteps, WithNumbersInMessagesThatChangeStayEager) {
   EXPECT_THAT(captured.reason, testing::HasSubstr("another shape, type or number"));
 }
 
+/// Writes to memory and frees it, before it draws for the first time.
+struct Scribbling : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    at::Tensor x = linear(in[0].tensor());
+    for (const std::int64_t size : {1, 64, 1 << 10, 1 << 13, 1 << 16, 1 << 20}) {
+      x = x + (at::full({size}, 7, x.options().dtype(at::kLong)).sum() * 0).to(x.scalar_type());
+    }
+    return {at::dropout(at::tanh(x), 0.3, is_training())};
+  }
+};
+
+/// What the host sets before a replay, the replay must not overwrite.
+TEST_F(GraphSteps, DrawAfterMemoryWasUsed) {
+  Training run{.model = {.name = "Scribbling", .make = [](int, int) { return std::make_shared<Scribbling>(); }}};
+  EXPECT_EQ(compare(run).replayed, 5U);
+  run.schedule = "1F1B";
+  run.ranks = 4;
+  EXPECT_EQ(compare(run).replayed, 5U);
+}
+
 TEST_F(GraphSteps, DrawWhatEagerStepsDraw) {
   Training run{.model = {.name = "Noisy", .make = [](int, int) { return std::make_shared<Noisy>(); }}, .steps = 20};
   EXPECT_EQ(compare(run).replayed, 19U);

@@ -4,8 +4,14 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-/// Streams of any type of device, without the headers of a backend.
+/// Devices of any type and their streams, without the headers of a backend.
 namespace stagecraft {
+
+/// Adds the index of the current device to one without, such as "cuda".
+inline c10::Device with_index(c10::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
 
 inline c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
