@@ -130,6 +130,7 @@ void StepGraphs::drop_if_moved() {
 void StepGraphs::forget() {
   if (!kinds_.empty()) current_stream(device_).synchronize();
   kinds_.clear();
+  kept_.clear();
   current_ = nullptr;
 }
 
@@ -140,13 +141,13 @@ void StepGraphs::begin_step() {
   drop_if_moved();
 }
 
-bool StepGraphs::is_settled(const StepSignature& signature) const {
+bool StepGraphs::is_settled(const StepSignature& signature) {
   const std::vector<std::uint64_t>& own = signature.key();
   bool is_known = false;
   for (const Kind& kind : kinds_) {
     if (kind.key.size() != own.size() + 1 || !std::equal(own.begin(), own.end(), kind.key.begin())) continue;
     is_known = true;
-    if (kind.reason.empty() && (!kind.captured || is_any_held(*kind.captured))) return false;
+    if (kind.reason.empty() && (!kind.captured || overwrites(*kind.captured))) return false;
   }
   return is_known;
 }
@@ -164,9 +165,8 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
     current_->obstacle.clear();
     return {Outlook::Kind::kNotNow, "the first step of its kind is not captured"};
   }
-  if (current_->captured && is_held_elsewhere(*current_->captured)) {
-    current_stream(device_).synchronize();
-    current_->captured.reset();
+  if (current_->captured && overwrites_after_all(*current_->captured)) {
+    drop(*current_);
     if (++current_->retaken == kRetakes) {
       current_->reason =
           "gradients of earlier steps are still in use, and a replay would overwrite them: clone what you keep, and "
@@ -203,8 +203,7 @@ void StepGraphs::put_off(const std::string& why) {
 void StepGraphs::give_up(const std::string& why) {
   if (!current_->reason.empty()) return refuse(current_->reason);
   has_given_up_ = true;
-  if (current_->captured) current_stream(device_).synchronize();
-  current_->captured.reset();
+  if (current_->captured) drop(*current_);
   if (++current_->failures == kFailures) {
     current_->reason = why;
     current_->has_failed = true;
@@ -308,19 +307,40 @@ StepGraphs::GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
   return nullptr;
 }
 
-bool StepGraphs::is_any_held(const Captured& captured) const {
-  for (std::size_t i = 0; i < captured.after.size(); ++i) {
-    if (captured.after[i] && !captured.before[i] && !captured.after[i]->is_ours()) return true;
+bool StepGraphs::overwrites(const Captured& captured) {
+  const auto are_kept = [&](const Captured& of) {
+    for (std::size_t i = 0; i < of.after.size(); ++i) {
+      if (!of.after[i] || of.before[i] || of.after[i]->is_ours()) continue;
+      const bool is_in_use = of.number != captured.number && of.after[i]->tensor.is_same(gradient_of(i));
+      if (!is_in_use) return true;
+    }
+    return false;
+  };
+  if (are_kept(captured)) return true;
+  // A later capture may have its gradients in memory that this one has used and freed.
+  for (const Kind& kind : kinds_) {
+    if (kind.captured && kind.captured->number > captured.number && are_kept(*kind.captured)) return true;
   }
-  return false;
+  return std::any_of(kept_.begin(), kept_.end(),
+                     [&](const auto& one) { return one.second > captured.number && !one.first->is_ours(); });
 }
 
-bool StepGraphs::is_held_elsewhere(const Captured& captured) const {
+bool StepGraphs::overwrites_after_all(const Captured& captured) {
   // Another replica, a thread of this process, has told that it has read a gradient, and may be about to let it go.
-  for (int i = 0; i < kPatience && parameters_.has_replicas() && is_any_held(captured); ++i) {
+  for (int i = 0; i < kPatience && parameters_.has_replicas() && overwrites(captured); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return is_any_held(captured);
+  return overwrites(captured);
+}
+
+void StepGraphs::drop(Kind& kind) {
+  current_stream(device_).synchronize();
+  std::erase_if(kept_, [](const auto& one) { return one.first->is_ours(); });
+  for (std::size_t i = 0; i < kind.captured->after.size(); ++i) {
+    const GradientPtr& made = kind.captured->after[i];
+    if (made && !kind.captured->before[i] && !made->is_ours()) kept_.emplace_back(made, kind.captured->number);
+  }
+  kind.captured.reset();
 }
 
 std::vector<at::Tensor> StepGraphs::bring_in_gradients(const Captured& captured) {
@@ -414,6 +434,7 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   for (const GradientPtr& after : made.after) {
     if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
   }
+  made.number = ++captures_;
   kind.captured = std::move(made);
   return {};
 }

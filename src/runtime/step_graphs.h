@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device_times.h"
@@ -86,7 +87,7 @@ class StepGraphs {
   /// What this rank's part of a step depends on. Keep it until `replay`.
   [[nodiscard]] StepSignature signature_of(const Program& program, const StepInputs& inputs);
   /// Whether steps of this signature need no new capture, whatever others do.
-  [[nodiscard]] bool is_settled(const StepSignature& signature) const;
+  [[nodiscard]] bool is_settled(const StepSignature& signature);
   /// Captures the step, unless it is captured already, or is the first of its kind. Changes nothing else.
   Outlook prepare(StepSignature& signature, const Execution& execution);
   /// The messages of the step, if it is ready: see CapturedPieces.
@@ -133,6 +134,7 @@ class StepGraphs {
   using GradientPtr = std::shared_ptr<Gradient>;
 
   struct Captured {
+    std::uint64_t number = 0;  // captures are counted
     CapturedPieces pieces;
     std::vector<at::Tensor> inputs;
     at::Tensor seeds;
@@ -166,8 +168,10 @@ class StepGraphs {
   void bring_out(Captured& captured, const Execution& execution);
   [[nodiscard]] at::Tensor& gradient_of(std::size_t parameter);
   [[nodiscard]] GradientPtr known(const at::Tensor& gradient) const;
-  [[nodiscard]] bool is_any_held(const Captured& captured) const;
-  [[nodiscard]] bool is_held_elsewhere(const Captured& captured) const;
+  /// Whether a replay would write to a gradient that somebody has kept.
+  [[nodiscard]] bool overwrites(const Captured& captured);
+  [[nodiscard]] bool overwrites_after_all(const Captured& captured);
+  void drop(Kind& kind);
   /// Where gradients are that are other tensors than the ones that the graph changes; undefined for the others.
   std::vector<at::Tensor> bring_in_gradients(const Captured& captured);
   void bring_out_gradients(const Captured& captured, const std::vector<at::Tensor>& elsewhere);
@@ -183,9 +187,12 @@ class StepGraphs {
   std::vector<at::Tensor*> gradients_;  // where theirs are added up; found at the first step
   std::vector<const void*> addresses_;  // of parameters and buffers
   std::list<Kind> kinds_;               // at most kMost are captured
-  Kind* current_ = nullptr;             // that of this step
-  bool is_learning_ = false;            // the current one
-  bool has_given_up_ = false;           // on the current one, in this step
+  /// Gradients of graphs that are gone, and of which capture.
+  std::vector<std::pair<GradientPtr, std::uint64_t>> kept_;
+  std::uint64_t captures_ = 0;
+  Kind* current_ = nullptr;    // that of this step
+  bool is_learning_ = false;   // the current one
+  bool has_given_up_ = false;  // on the current one, in this step
   std::vector<std::string> said_;
   CapturedSteps report_;
 };

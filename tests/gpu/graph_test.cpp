@@ -117,6 +117,30 @@ TEST_F(GraphSteps, NeverOverwriteAGradientThatSomebodyKeeps) {
   EXPECT_THAT(captured.reason, testing::HasSubstr("clone what you keep"));
 }
 
+/// Graphs share memory: what one has freed may be a gradient of another.
+TEST_F(GraphSteps, OfOneShapeNeverOverwriteAKeptGradientOfAnother) {
+  for (const int every : {2, 3}) {
+    SCOPED_TRACE(every);
+    std::vector<at::Tensor> kept;
+    std::vector<at::Tensor> copies;
+    Training run{.model = model("Dropout"), .steps = 24};
+    run.rows = [every](int step) { return step % every == 0 ? 24 : 240; };
+    run.after = [&](int step, Pipeline& pipeline, const auto&) {
+      if (step == 0) {
+        kept.clear();
+        copies.clear();
+      }
+      if (step < 8) return;
+      for (const at::Tensor& parameter : pipeline.parameters()) {
+        kept.push_back(parameter.grad());
+        copies.push_back(parameter.grad().clone());
+      }
+    };
+    compare(run);
+    for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], copies[i])) << i;
+  }
+}
+
 TEST_F(GraphSteps, WithTiesMastersAndScaledLosses) {
   Training run{.model = model("Dropout"), .steps = 8};
   run.options = [](PipelineOptions& options) { options.ties = {{"linear.weight", {StageId(0), StageId(3)}}}; };
