@@ -139,7 +139,7 @@ class Executor {
   void replay_pieces(CapturedPieces& pieces);
   [[nodiscard]] std::size_t end_of_piece(std::size_t begin) const;
   Message placeholder(const Tag& tag);
-  static void fill(const CapturedMessage& captured, const Message& real);
+  void fill(const CapturedMessage& captured, const Message& real);
   void note_sent(const Instruction& instruction);
   void send_copy(const Instruction& instruction, const CapturedMessage& captured);
   void begin_lanes();

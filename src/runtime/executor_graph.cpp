@@ -271,13 +271,18 @@ void Executor::replay_pieces(CapturedPieces& pieces) {
     }
     const std::size_t end = end_of_piece(i);
     std::vector<DeviceTimes::Wait> waits;
+    const auto received = pieces.messages.begin() + static_cast<std::ptrdiff_t>(message);
     for (std::size_t j = i; j < end; ++j) {
       if (!is_waiting(all[j])) continue;
+      ++message;
       if (records_events()) waits.push_back({all[j].action, times_->now()});
       world_.activity().set(all[j].action);
-      const CapturedMessage& captured = pieces.messages.at(message++);
-      if (captured.tag != all[j].tag) throw InternalError("a graph reads " + to_text(captured.tag) + " first");
-      named_in_errors(all[j], [&] { fill(captured, receive(all[j], "message")); });
+      // The halves of an overlap may have taken theirs in another order.
+      const auto captured = std::find_if(received, pieces.messages.end(), [&](const CapturedMessage& one) {
+        return !one.is_sent && one.tag == all[j].tag;
+      });
+      if (captured == pieces.messages.end()) throw InternalError("no graph reads " + to_text(all[j].tag));
+      named_in_errors(all[j], [&] { fill(*captured, receive(all[j], "message")); });
     }
     named_in_errors(all[i], [&] { pieces.graphs.at(graph)->replay(); });
     if (records_events()) times_->replayed(pieces.marks.at(graph), waits);
@@ -356,11 +361,12 @@ void Executor::fill(const CapturedMessage& captured, const Message& real) {
            (!tensor.defined() || (place.sizes() == tensor.sizes() && place.scalar_type() == tensor.scalar_type()));
     if (fits && tensor.defined()) place.copy_(tensor.detach(), /*non_blocking=*/true);
   }
-  if (!fits) {
-    throw InvalidArgument(to_text(captured.tag) +
+  if (fits) return;
+  const std::string why = to_text(captured.tag) +
                           " has another shape, type or number in it than when the step was captured: what a stage "
-                          "returns may depend on the shapes of its inputs alone, or leave out .graph");
-  }
+                          "returns may depend on the shapes of its inputs alone, or leave out .graph";
+  graphs_->stay_eager(why);
+  throw InvalidArgument(why);
 }
 
 /// Where the graph leaves what a SEND sends.

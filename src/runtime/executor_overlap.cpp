@@ -95,6 +95,8 @@ void Executor::execute_overlap(const Instruction& first, const Instruction& seco
     if (has_sides_) {
       Flight& other = flight(backward.stage, backward.action.microbatch());
       flight(forward.stage, forward.action.microbatch()).lane = other.lane == kOwn ? kSecond : kOwn;
+      // Before the streams part: only the one that waits for parameters is in order with them.
+      for (const Instruction* half : {&forward, &backward}) parameters_.require(half->stage);
       fork.emplace(second_stream_->get());
     }
     if (overlaps_by_itself(forward, backward)) {

@@ -165,6 +165,7 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
     current_->obstacle.clear();
     return {Outlook::Kind::kNotNow, "the first step of its kind is not captured"};
   }
+  if (current_->captured && !current_->reason.empty()) drop(*current_);
   if (current_->captured && overwrites_after_all(*current_->captured)) {
     drop(*current_);
     if (++current_->retaken == kRetakes) {
@@ -210,6 +211,11 @@ void StepGraphs::give_up(const std::string& why) {
   }
   refuse(current_->reason);
   report_.reason = why;
+}
+
+void StepGraphs::stay_eager(const std::string& why) {
+  current_->reason = why;
+  current_->has_failed = true;
 }
 
 void StepGraphs::forgive() {
@@ -317,6 +323,11 @@ bool StepGraphs::overwrites(const Captured& captured) {
     return false;
   };
   if (are_kept(captured)) return true;
+  // What it adds to is another graph's gradient, and not the parameter's any more: that would be copied there.
+  for (std::size_t i = 0; i < captured.before.size(); ++i) {
+    const GradientPtr& before = captured.before[i];
+    if (before && !before->tensor.is_same(gradient_of(i)) && !before->is_ours()) return true;
+  }
   // A later capture may have its gradients in memory that this one has used and freed.
   for (const Kind& kind : kinds_) {
     if (kind.captured && kind.captured->number > captured.number && are_kept(*kind.captured)) return true;
@@ -380,26 +391,38 @@ void StepGraphs::bring_out(Captured& captured, const Execution& execution) {
   for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
 }
 
-std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, const Execution& execution) {
-  if (!kind.obstacle.empty()) return kind.obstacle;
+StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
   Captured made;
   made.random = std::make_unique<StreamSeeds>(*graphs_, device_);
   for (const at::Tensor& tensor : signature.tensors()) made.inputs.push_back(like(tensor));
   made.seeds =
       at::zeros({static_cast<std::int64_t>(losses_.seeds().size())}, at::TensorOptions(at::kDouble).device(device_));
-  std::vector<at::Tensor> originals;  // gradients before the step
   for (std::size_t i = 0; i < trained_.size(); ++i) {
-    at::Tensor& gradient = gradient_of(i);
-    originals.push_back(gradient);
+    const at::Tensor& gradient = gradient_of(i);
     GradientPtr& before = made.before.emplace_back();
     if (!gradient.defined()) continue;
     before = known(gradient);
     if (!before) before = std::make_shared<Gradient>(Gradient{like(gradient), 0});
-    gradient = before->tensor;
+  }
+  return made;
+}
+
+std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, const Execution& execution) {
+  if (!kind.obstacle.empty()) return kind.obstacle;
+  Captured made;
+  try {
+    made = with_memory(signature);
+  } catch (const c10::Error& error) {
+    return first_line(error.what_without_backtrace());
   }
   StepInputs inputs = signature.with(execution.inputs, made.inputs);
   const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
   inputs.loss_keywords = &keywords;
+  std::vector<at::Tensor> originals;  // gradients before the step
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    originals.push_back(gradient_of(i));
+    if (made.before[i]) gradient_of(i) = made.before[i]->tensor;
+  }
   const auto capture_piece = [&](const std::function<void()>& work) {
     const GraphRandomScope random(*made.random);
     made.pieces.graphs.push_back(graphs_->capture(work, /*makes_room=*/made.pieces.graphs.empty()));
@@ -428,6 +451,8 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
       if (gradient.layout() != at::kStrided && why.empty()) why = "a gradient is sparse";
     }
     gradient = originals[i];
+    // With masters, a backward that has failed leaves gradients of the module's own.
+    if (&gradient != &trained_[i].mutable_grad()) trained_[i].mutable_grad().reset();
   }
   originals.clear();
   if (!why.empty()) return why;

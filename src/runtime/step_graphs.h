@@ -100,6 +100,8 @@ class StepGraphs {
   void put_off(const std::string& why);
   /// The capture has failed, here or on another rank; when it happens again, such steps stay eager.
   void give_up(const std::string& why);
+  /// Later steps like this one run eagerly.
+  void stay_eager(const std::string& why);
   /// The eager step has failed too: what came up during its capture was not about graphs.
   void forgive();
 
@@ -162,6 +164,8 @@ class StepGraphs {
   [[nodiscard]] Kind* find(const std::vector<std::uint64_t>& key);
   [[nodiscard]] int graphs() const;
   void drop_if_moved();
+  /// What a capture needs, before it begins.
+  [[nodiscard]] Captured with_memory(const StepSignature& signature);
   /// Returns why it cannot; empty if it can.
   std::string capture(Kind& kind, const StepSignature& signature, const Execution& execution);
   void bring_in(Captured& captured, const StepSignature& signature);

@@ -141,6 +141,79 @@ TEST_F(GraphSteps, OfOneShapeNeverOverwriteAKeptGradientOfAnother) {
   }
 }
 
+/// Steps that add to gradients: of a window that is over, and of one that goes on with others.
+TEST_F(GraphSteps, ThatAddToGradientsNeverOverwriteKeptOnes) {
+  for (const bool replaces : {false, true}) {
+    SCOPED_TRACE(replaces);
+    std::vector<at::Tensor> kept;
+    std::vector<at::Tensor> copies;
+    Training run{.model = model("Dropout"), .steps = 24};
+    run.options = [](PipelineOptions& options) { options.accumulate = 2; };
+    run.zero = [](int step, auto& optimizer) {
+      if (step % 2 == 1) optimizer.zero_grad();
+    };
+    run.after = [&](int step, Pipeline& pipeline, const auto&) {
+      if (step == 0) {
+        kept.clear();
+        copies.clear();
+      }
+      if (step < 6 || (step % 2 == 0) != replaces) return;
+      for (const at::Tensor& parameter : pipeline.parameters()) {
+        kept.push_back(parameter.grad());
+        copies.push_back(parameter.grad().clone());
+        if (replaces) parameter.mutable_grad() = parameter.grad() * 0.5;
+      }
+    };
+    compare(run);
+    for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], copies[i])) << i;
+  }
+}
+
+/// Gradients of several windows are added up, of parameters that have masters, and of tied ones.
+TEST_F(GraphSteps, OfWindowsThatAreNotZeroed) {
+  Training run{.model = model("Dropout"), .steps = 24};
+  run.zero = [](int step, auto& optimizer) {
+    if (step % 4 == 3) optimizer.zero_grad();
+  };
+  for (const bool masters : {false, true}) {
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(std::to_string(masters) + std::to_string(tied));
+      run.options = [&](PipelineOptions& options) {
+        options.accumulate = 2;
+        if (masters) options.precision.compute = at::kBFloat16;
+        if (tied) options.ties = {{"linear.weight", {StageId(0), StageId(3)}}};
+      };
+      compare(run);
+    }
+  }
+}
+
+/// Its backward reads a number back.
+struct LooksBack : torch::autograd::Function<LooksBack> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0] * (gradients[0].sum().item<double>() > 0 ? 2.0 : 3.0)};
+  }
+};
+
+/// The gradients of later layers are there when the capture of a backward fails.
+TEST_F(GraphSteps, WhoseBackwardCannotBeCapturedStayEager) {
+  struct Looking2 : detail::Linear {
+    Looking2() : second(register_module("second", torch::nn::Linear(kWidth, kWidth))) {}
+    ValueList run(const ValueList& in) override { return {second(LooksBack::apply(at::tanh(linear(in[0].tensor()))))}; }
+    torch::nn::Linear second;
+  };
+  for (const bool masters : {false, true}) {
+    SCOPED_TRACE(masters);
+    Training run{.model = {.name = "LooksBack", .make = [](int, int) { return std::make_shared<Looking2>(); }}};
+    if (masters) run.options = [](PipelineOptions& options) { options.precision.compute = at::kBFloat16; };
+    const CapturedSteps captured = compare(run);
+    EXPECT_EQ(captured.replayed, 0U);
+    EXPECT_THAT(captured.reason, testing::HasSubstr("cannot be captured"));
+  }
+}
+
 TEST_F(GraphSteps, WithTiesMastersAndScaledLosses) {
   Training run{.model = model("Dropout"), .steps = 8};
   run.options = [](PipelineOptions& options) { options.ties = {{"linear.weight", {StageId(0), StageId(3)}}}; };

@@ -200,6 +200,24 @@ TEST_F(Overlaps, BetweenRanksGiveTheBitsOfOneAfterTheOther) {
   for (std::size_t rank = 0; rank < 2; ++rank) {
     expect_same_bits(train(run, true)[rank], overlapping[rank]);
   }
+  // The stages' own functions take the message of the backward first.
+  run.stage_options = [](const PiecePtr& piece) {
+    StageOptions options;
+    options.overlapped = [piece](const OverlapCall& both) {
+      both.backward();
+      return Value(piece->run(both.forward.arguments));
+    };
+    return options;
+  };
+  for (const bool graph : {false, true}) {
+    SCOPED_TRACE(graph);
+    const std::vector<Trace> by_stages = train(run, graph);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      expect_same_bits(by_stages[rank], overlapping[rank]);
+      EXPECT_EQ(by_stages[rank].captured.replayed, graph ? 11U : 0U) << by_stages[rank].captured.reason;
+    }
+  }
+  run.stage_options = [](const PiecePtr&) { return StageOptions(); };
   run.options = [](PipelineOptions& options) { options.schedule = one_after_the_other(2, 8); };
   const std::vector<Trace> apart = train(run, false);
   for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(overlapping[rank], apart[rank]);
