@@ -61,8 +61,9 @@ void FileThread::work() {
   std::optional<std::string> failure;
   try {
     const c10::OptionalDeviceGuard device(world_.device());
-    std::optional<c10::StreamGuard> stream;  // the transport brings what it receives to the device
-    if (!world_.device().is_cpu()) stream.emplace(new_stream(world_.device()));
+    std::optional<LentStream> own;  // the transport brings what it receives to the device
+    std::optional<c10::StreamGuard> stream;
+    if (!world_.device().is_cpu()) stream.emplace(own.emplace(world_.device()).get());
     try {
       write();
     } catch (...) {

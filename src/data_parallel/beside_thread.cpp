@@ -33,7 +33,10 @@ std::exception_ptr explained(const std::string& where) {
 }  // namespace
 
 BesideThread::BesideThread(Group& peers, at::Device device) : peers_(peers), device_(device) {
-  if (!device_.is_cpu()) stream_ = new_stream(device_);
+  if (!device_.is_cpu()) {
+    lent_.emplace(device_);
+    stream_ = lent_->get();
+  }
   thread_ = std::thread([this] { work(); });
 }
 

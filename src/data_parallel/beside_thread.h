@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "stagecraft/transport/group.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 
@@ -55,6 +56,7 @@ class BesideThread {
 
   Group& peers_;
   at::Device device_;
+  std::optional<LentStream> lent_;
   std::optional<c10::Stream> stream_;
   bool is_used_ = false;
   Ticket started_ = 0;

@@ -327,7 +327,9 @@ class Masters::Implementation {
   void take_gradients(Flat& flat) {
     for (Piece& piece : flat.pieces) {
       at::Tensor gradient = std::exchange(flat.gradient_of(piece), {});
-      if (gradient.defined()) add_to_master(piece, gradient);
+      if (!gradient.defined()) continue;
+      if (beside_.stream()) gradient.record_stream(*beside_.stream());
+      add_to_master(piece, gradient);
     }
   }
 

@@ -145,6 +145,16 @@ Interpreter::Seen Interpreter::look_at(const at::Tensor& source) {
   return {source.has_storage() ? source.storage().data() : nullptr, source._version()};
 }
 
+std::uint64_t Interpreter::version() const {
+  std::uint64_t hash = 0;
+  for (const at::Tensor& source : compiled_.sources) {
+    const Seen seen = look_at(source);
+    hash = hash * 0x9e3779b97f4a7c15ULL + reinterpret_cast<std::uintptr_t>(seen.data) + 1;
+    hash = hash * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(seen.version) + 1;
+  }
+  return hash;
+}
+
 bool Interpreter::sources_changed() const {
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     if (look_at(compiled_.sources[i]) != seen_[i]) return true;

@@ -21,6 +21,9 @@ class Interpreter {
   /// the program's outputs.
   ValueList run(const ValueList& received);
 
+  /// Changes when a buffer does that constants are computed from.
+  [[nodiscard]] std::uint64_t version() const;
+
   /// In evaluation, dropout does nothing, and running statistics are used but not updated.
   void set_evaluation(bool evaluation) { evaluation_ = evaluation; }
 

@@ -107,6 +107,7 @@ std::vector<Stage> Pipe::build_stages(const std::vector<StageId>& indices, at::D
     options.layers = [stage = ExportedStage{program_, places_, index.index(), graph, std::move(own), device}] {
       return layers_of(stage);
     };
+    options.mode = [interpreter] { return interpreter->version(); };
     const auto enter_evaluation = [interpreter] {
       interpreter->set_evaluation(true);
       return std::function<void()>([interpreter] { interpreter->set_evaluation(false); });

@@ -92,8 +92,16 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   parameters_.begin_step(inputs.update);
   if (!run_as_graph(inputs)) {
     if (records_events()) begin_times();
+    std::optional<UseWatch> watch;
+    if (graphs_ && !graphs_->uncomputed().empty()) watch.emplace(graphs_->uncomputed());
     try {
       run_instructions(0, program.instructions.size());
+      if (watch && !watch->found().empty()) {
+        throw InvalidArgument(world_.name() + ": " + watch->found() +
+                              " takes a tensor that a module has made while a step was captured, and kept. The capture "
+                              "has failed, so its values were never computed: make the module forget it, make it a "
+                              "buffer, or leave out PipelineOptions::graph");
+      }
     } catch (...) {
       if (graphs_) graphs_->forgive();
       throw;
@@ -252,8 +260,33 @@ Message Executor::message_of(const Instruction& instruction) {
   return message;
 }
 
+/// Copies what shares memory with the caller's inputs: the caller may change them in place as soon as the step returns,
+/// while other ranks still read what they were sent.
+void Executor::part_from_inputs(MicrobatchId microbatch, std::vector<at::Tensor>& tensors) const {
+  const auto shares_with = [&](const at::Tensor& sent) {
+    bool shares = false;
+    const auto visit = [&](const at::Tensor& given) {
+      shares = shares || (given.defined() && given.has_storage() && sent.is_alias_of(given));
+    };
+    if (microbatch.index() < inputs_->arguments.size()) {
+      for (const Value& value : inputs_->arguments[microbatch.index()]) value.for_each_tensor(visit);
+    }
+    if (microbatch.index() < inputs_->keywords.size()) {
+      for (const auto& [name, value] : inputs_->keywords[microbatch.index()]) value.for_each_tensor(visit);
+    }
+    return shares;
+  };
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.has_storage() || !shares_with(tensor)) continue;
+    tensor = tensor.detach().clone().set_requires_grad(tensor.requires_grad());
+  }
+}
+
 void Executor::send(const Instruction& instruction) {
   Message message = message_of(instruction);
+  if (instruction.action.kind() == ActionKind::kSendForward) {
+    part_from_inputs(instruction.action.microbatch(), message.tensors);
+  }
   if (record_) bytes_ = message.bytes();
   world_.transport().send(instruction.peer, instruction.tag, std::move(message));
 }
@@ -269,6 +302,15 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
   Message message = world_.transport().receive(instruction.peer, instruction.tag, world_.timeout());
   if (record_) waited_ += world_.transport().now() - begin;
   if (records_events()) times_->received();
+  if (has_sides_) {  // what passes through is read on the other side too
+    const c10::impl::VirtualGuardImpl guard(world_.device().type());
+    for (const at::Tensor& tensor : message.tensors) {
+      if (!tensor.defined() || tensor.device() != world_.device() || !tensor.has_storage()) continue;
+      for (const c10::Stream& side : {*own_stream_, second_stream_->get()}) {
+        guard.recordDataPtrOnStream(tensor.storage().data_ptr(), side);
+      }
+    }
+  }
   if (graphs_ && graphs_->is_learning()) graphs_->learn(instruction.tag, message);
   return message;
 }

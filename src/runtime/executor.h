@@ -169,6 +169,7 @@ class Executor {
   /// While it lives, a backward of the stage may not draw random numbers, if the stage wants that.
   [[nodiscard]] std::optional<NoRandom> no_random_in_backward(std::uint32_t stage) const;
   Message message_of(const Instruction& instruction);
+  void part_from_inputs(MicrobatchId microbatch, std::vector<at::Tensor>& tensors) const;
   void send(const Instruction& instruction);
 
   void await_input(const Instruction& instruction);
@@ -221,6 +222,7 @@ class Executor {
   std::vector<at::Tensor> arriving_;         // these gradients
   std::vector<at::Tensor> relayed_;          // those for items that only pass through, after those of the outputs
   bool has_sides_ = false;                   // the step uses two streams
+  std::optional<c10::Stream> own_stream_;    // of the rank, if the step uses two
   std::optional<LentStream> second_stream_;  // made for the first schedule with overlaps on a device with streams
   ValueList held_values_;                    // until nothing runs beside what has read them
   std::vector<at::Tensor> held_;

@@ -152,6 +152,7 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
             inputs_ = &inputs;
             pieces_ = nullptr;
             drop_flights();
+            for (Place& place : places_) place.accumulators.clear();  // they belong to streams of the capture
           },
       .replay =
           [&](CapturedPieces& pieces) {

@@ -39,6 +39,7 @@ void Executor::begin_sides() {
   has_sides_ = program_->has_overlaps && inputs_->training() && !device.is_cpu();
   if (!has_sides_) return;
   if (!second_stream_) second_stream_.emplace(device);
+  own_stream_ = current_stream(device);
   for (Place& place : places_) place.accumulators.clear();  // parameters may be others now
 }
 

@@ -197,6 +197,7 @@ void StepGraphs::refuse(const std::string& why) {
 }
 
 void StepGraphs::put_off(const std::string& why) {
+  if (current_ != nullptr && current_->captured && !current_->captured->made.empty()) drop(*current_);
   refuse({});
   report_.reason = why;
 }
@@ -351,6 +352,7 @@ void StepGraphs::drop(Kind& kind) {
     const GradientPtr& made = kind.captured->after[i];
     if (made && !kind.captured->before[i] && !made->is_ours()) kept_.emplace_back(made, kind.captured->number);
   }
+  for (const WeakMemory& one : kind.captured->made) uncomputed_.push_back(one);
   kind.captured.reset();
 }
 
@@ -391,6 +393,44 @@ void StepGraphs::bring_out(Captured& captured, const Execution& execution) {
   for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
 }
 
+/// Parameters and buffers belong to the modules; `drop_if_moved` sees when they have others. Gradients are counted.
+std::unordered_set<const c10::StorageImpl*> StepGraphs::kept_by_others(const Captured& made) {
+  std::unordered_set<const c10::StorageImpl*> all;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) all.insert(tensor.storage().unsafeGetStorageImpl());
+  };
+  for (const Stage& stage : stages_) {
+    for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
+      for (const auto& [name, tensor] : *tensors) add(tensor);
+    }
+  }
+  for (const at::Tensor& input : made.inputs) add(input);
+  add(made.seeds);
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    add(gradient_of(i));
+    if (made.before[i]) add(made.before[i]->tensor);
+  }
+  return all;
+}
+
+const std::vector<WeakMemory>& StepGraphs::uncomputed() {
+  std::erase_if(uncomputed_, [](const WeakMemory& memory) { return memory.expired(); });
+  return uncomputed_;
+}
+
+/// Losses, outputs and gradients.
+bool StepGraphs::is_result(const Captured& made, const c10::StorageImpl* memory) {
+  const auto is_it = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == memory;
+  };
+  bool found = std::any_of(made.losses.begin(), made.losses.end(), is_it);
+  for (const GradientPtr& gradient : made.after) found = found || (gradient && is_it(gradient->tensor));
+  for (const Value& output : made.outputs) {
+    output.for_each_tensor([&](const at::Tensor& tensor) { found = found || is_it(tensor); });
+  }
+  return found;
+}
+
 StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
   Captured made;
   made.random = std::make_unique<StreamSeeds>(*graphs_, device_);
@@ -428,6 +468,8 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
     made.pieces.graphs.push_back(graphs_->capture(work, /*makes_room=*/made.pieces.graphs.empty()));
   };
   std::string why;
+  const std::unordered_set<const c10::StorageImpl*> known = kept_by_others(made);
+  CaptureMemory memory(device_.type(), [&](const c10::StorageImpl* one) { return known.contains(one); });
   losses_.begin_capture(inputs, made.seeds);
   try {
     const at::AutoGradMode training(true);
@@ -455,7 +497,15 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
     if (&gradient != &trained_[i].mutable_grad()) trained_[i].mutable_grad().reset();
   }
   originals.clear();
-  if (!why.empty()) return why;
+  if (!why.empty()) {
+    made = Captured();
+    for (const WeakMemory& one : memory.made()) uncomputed_.push_back(one);
+    return why;
+  }
+  made.given = memory.take_given();
+  made.made = memory.made();
+  std::erase_if(made.given, [&](const c10::Storage& one) { return is_result(made, one.unsafeGetStorageImpl()); });
+  std::erase_if(made.made, [&](const WeakMemory& one) { return is_result(made, one._unsafe_get_target()); });
   for (const GradientPtr& after : made.after) {
     if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
   }
@@ -473,6 +523,7 @@ void StepGraphs::replay(const StepSignature& signature, const Execution& executi
   execution.replay(captured.pieces);
   bring_out_gradients(captured, elsewhere);
   bring_out(captured, execution);
+  if (!captured.made.empty()) captured.left = move_out(std::exchange(captured.made, {}));
   ++report_.replayed;
   report_.last_was_replayed = true;
   report_.reason.clear();

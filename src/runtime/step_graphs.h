@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "capture_memory.h"
 #include "device_times.h"
 #include "graph_device.h"
 #include "graph_random.h"
@@ -105,6 +107,9 @@ class StepGraphs {
   /// The eager step has failed too: what came up during its capture was not about graphs.
   void forgive();
 
+  /// Memory that was made during a capture and never computed, because the step was not replayed; others have it.
+  [[nodiscard]] const std::vector<WeakMemory>& uncomputed();
+
   /// The first step of its kind runs eagerly; a capture needs to know what messages look like.
   [[nodiscard]] bool is_learning() const { return is_learning_; }
   void learn(const Tag& tag, const Message& message);
@@ -146,6 +151,9 @@ class StepGraphs {
     std::vector<GradientPtr> after;
     std::vector<at::Tensor> losses;
     std::vector<Value> outputs;
+    std::vector<c10::Storage> given;  // memory of others that graphs read
+    std::vector<WeakMemory> made;  // memory of graphs that others have: until the first replay, nobody has computed it
+    std::vector<c10::DataPtr> left;  // memory of graphs that others had
   };
 
   /// Steps of one signature.
@@ -164,6 +172,8 @@ class StepGraphs {
   [[nodiscard]] Kind* find(const std::vector<std::uint64_t>& key);
   [[nodiscard]] int graphs() const;
   void drop_if_moved();
+  [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
+  [[nodiscard]] static bool is_result(const Captured& made, const c10::StorageImpl* memory);
   /// What a capture needs, before it begins.
   [[nodiscard]] Captured with_memory(const StepSignature& signature);
   /// Returns why it cannot; empty if it can.
@@ -194,6 +204,7 @@ class StepGraphs {
   /// Gradients of graphs that are gone, and of which capture.
   std::vector<std::pair<GradientPtr, std::uint64_t>> kept_;
   std::uint64_t captures_ = 0;
+  std::vector<WeakMemory> uncomputed_;
   Kind* current_ = nullptr;    // that of this step
   bool is_learning_ = false;   // the current one
   bool has_given_up_ = false;  // on the current one, in this step

@@ -1,30 +1,18 @@
 #include "tensor_watch.h"
 
 #include <ATen/core/function_schema.h>
-#include <ATen/core/ivalue.h>
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "stagecraft/core/error.h"
+#include "tensors_in.h"
 
 namespace stagecraft {
 namespace {
 
-/// Calls `visit` for all tensors in a value.
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) for_each_tensor(element, visit);
-  }
-}
-
-const c10::StorageImpl* memory_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
 }  // namespace
 
@@ -63,7 +51,7 @@ std::unique_ptr<at::ObserverContext> TensorWatch::begin(const at::RecordFunction
     const c10::AliasInfo* alias = is_declared ? schema->arguments()[index].alias_info() : nullptr;
     for_each_tensor(input, [&](const at::Tensor& tensor) {
       active_->use(tensor, alias != nullptr && alias->isWrite(), operation);
-      if (tensor.has_storage()) inputs->memories.push_back(memory_of(tensor));
+      if (tensor.has_storage()) inputs->memories.push_back(storage_of(tensor));
     });
     ++index;
   }
@@ -80,7 +68,7 @@ void TensorWatch::end(const at::RecordFunction& operation, at::ObserverContext* 
 void TensorWatch::use(const at::Tensor& tensor, bool changes, const at::RecordFunction& operation) {
   if (tensor.device().type() != device_) return;
   if (!tensor.has_storage()) return report("is not one piece of memory", operation);
-  const c10::StorageImpl* memory = memory_of(tensor);
+  const c10::StorageImpl* memory = storage_of(tensor);
   if (const auto known = computed_.find(memory); known != computed_.end()) {
     if (known->second.lane == lane_ || is_gradient_(memory)) return;
     return report("was computed for one microbatch and is used for another", operation);
@@ -93,7 +81,7 @@ void TensorWatch::use(const at::Tensor& tensor, bool changes, const at::RecordFu
 
 void TensorWatch::compute(const at::Tensor& tensor, const Inputs& inputs) {
   if (tensor.device().type() != device_ || !tensor.has_storage()) return;
-  const c10::StorageImpl* memory = memory_of(tensor);
+  const c10::StorageImpl* memory = storage_of(tensor);
   const bool is_input = std::find(inputs.memories.begin(), inputs.memories.end(), memory) != inputs.memories.end();
   if (is_input || given_.contains(memory)) return;
   computed_.emplace(memory, Computed{tensor.storage().getWeakStorageImpl(), lane_});

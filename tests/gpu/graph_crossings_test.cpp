@@ -132,6 +132,55 @@ TEST_F(GraphCrossings, EvaluationBetweenStepsOfSeveralRanks) {
   EXPECT_EQ(compare(run).replayed, 9U);
 }
 
+/// Keeps a mask for as long as the shape stays the same; it is no buffer.
+struct Caching : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = at::tanh(linear(in[0].tensor()));
+    if (!mask.defined() || mask.size(0) != x.size(0)) {
+      mask = (at::arange(x.size(0), x.options().dtype(at::kLong)) % 3 + 1).to(x.scalar_type());
+    }
+    return {x * mask.unsqueeze(1)};
+  }
+  at::Tensor mask;
+};
+
+Training caching(const std::function<bool(int step)>& evaluates) {
+  Training run{.model = {.name = "Caching", .make = [](int, int) { return std::make_shared<Caching>(); }}};
+  run.schedule = "1F1B";
+  run.ranks = run.stages = 2;
+  run.steps = 12;
+  run.after = [evaluates](int step, Pipeline& pipeline, const auto&) {
+    if (!evaluates(step)) return;
+    pipeline.eval({at::ones({20, kWidth}, at::TensorOptions(kGpu))});
+    for (int i = 0; i < 50; ++i) at::full({24}, 1e6, at::TensorOptions(kGpu));  // takes memory that is free
+  };
+  return run;
+}
+
+/// A graph reads a mask that the module has replaced since.
+TEST_F(GraphCrossings, TensorsThatModulesKeepAndReplace) {
+  EXPECT_EQ(compare(caching([](int step) { return step > 0 && step % 2 == 1; })).replayed, 11U);
+}
+
+/// The module makes its mask while the step is captured, and evaluations use it later.
+TEST_F(GraphCrossings, TensorsThatModulesMakeDuringACapture) {
+  Training run = caching([](int step) { return step == 0; });
+  run.rows = [](int step) { return step % 5 == 4 ? 20 : 24; };
+  std::vector<at::Tensor> outputs;
+  run.before = [&](int step, Pipeline& pipeline, const auto&) {
+    if (step == 0) outputs.clear();
+    if (step % 3 != 2) return;
+    const Value output = pipeline.eval({at::ones({24, kWidth}, at::TensorOptions(kGpu))}).output;
+    if (pipeline.has_last_stage()) outputs.push_back(output[0].tensor().clone());
+  };
+  const std::vector<Trace> eager = train(run, false);
+  const std::vector<at::Tensor> expected = outputs;
+  const std::vector<Trace> graph = train(run, true);
+  for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(graph[rank], eager[rank]);
+  ASSERT_EQ(outputs.size(), expected.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) EXPECT_TRUE(are_same_bits(outputs[i], expected[i])) << i;
+}
+
 /// Losses of all steps, and the parameters at the end.
 std::vector<at::Tensor> in_turns(const std::vector<std::string>& schedules, bool graph, std::uint64_t& replayed) {
   torch::manual_seed(5);

@@ -410,6 +410,12 @@ std::optional<Message> MpiChannel::take(RankId from, const Tag& tag) {
   if (!here->second.is_complete) return std::nullopt;
   Incoming incoming = std::move(here->second);
   arrivals_.erase(here);
+  // Allocated by whichever thread was there when it came, and so on that one's stream.
+  for (const at::Tensor& tensor : incoming.tensors) {
+    if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta()) continue;
+    c10::impl::VirtualGuardImpl(tensor.device().type())
+        .recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream(tensor.device()));
+  }
   return to_message(std::move(incoming.envelope), std::move(incoming.tensors), device_);
 }
 

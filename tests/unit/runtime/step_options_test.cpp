@@ -40,6 +40,31 @@ TEST(StepWithoutLoss, RunsTheForwardInTrainingMode) {
   });
 }
 
+/// The caller may change its batch in place as soon as its step returns, while another rank still reads.
+TEST(StepWithoutLoss, OtherRanksGetCopiesOfInputsThatPassThrough) {
+  const Tensor batch = numbers({6, 4}, 0);
+  std::atomic<int> seen = 0;
+  run_ranks(quick(2), [&](World& world) {
+    const bool is_first = world.rank().value == 0;
+    Stage stage(
+        world.rank().value,
+        [&](const StageCall& call) -> Value {
+          if (is_first) return ValueList{call.tensor(0) * 2, call.tensor(0), call.tensor(0).t()};
+          for (const std::size_t i : {1U, 2U}) {
+            EXPECT_FALSE(call.tensor(i).is_alias_of(batch));
+            ++seen;
+          }
+          EXPECT_TRUE(at::equal(call.tensor(0), call.tensor(1) * 2));
+          EXPECT_TRUE(at::equal(call.tensor(1), call.tensor(2).t()));
+          return call.tensor(0);
+        },
+        {}, {}, [] { return std::function<void()>([] {}); }, {});
+    Pipeline pipeline(world, {stage}, {.microbatches = 3});
+    pipeline.step({batch});
+  });
+  EXPECT_EQ(seen, 6);
+}
+
 TEST(StepWithoutLoss, KeepsBuffersEqualOnAllReplicas) {
   std::map<int, Tensor> statistics;
   std::mutex mutex;
