@@ -497,12 +497,18 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
     if (&gradient != &trained_[i].mutable_grad()) trained_[i].mutable_grad().reset();
   }
   originals.clear();
+  made.given = memory.take_given();
+  for (const WeakMemory& lost : uncomputed()) {
+    const auto is_it = [&](const c10::Storage& one) { return one.unsafeGetStorageImpl() == lost._unsafe_get_target(); };
+    if (std::any_of(made.given.begin(), made.given.end(), is_it) && why.empty()) {
+      why = "a module uses a tensor that it has made during a capture that failed";
+    }
+  }
   if (!why.empty()) {
     made = Captured();
     for (const WeakMemory& one : memory.made()) uncomputed_.push_back(one);
     return why;
   }
-  made.given = memory.take_given();
   made.made = memory.made();
   std::erase_if(made.given, [&](const c10::Storage& one) { return is_result(made, one.unsafeGetStorageImpl()); });
   std::erase_if(made.made, [&](const WeakMemory& one) { return is_result(made, one._unsafe_get_target()); });
