@@ -162,39 +162,20 @@ define configure_gpu
 	@mkdir -p build/bench; $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "$@: $(PYTHON) has no torch that sees a GPU: give PYTHON=..." >&2; exit 1; }
 	@cmake -G Ninja -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DSTAGECRAFT_PARITY=OFF -DSTAGECRAFT_PYTHON="$$(command -v $(PYTHON))" \
 	  -DSTAGECRAFT_BUILD_PYTHON=$$($(PYTHON) -c 'import os, sysconfig; print("ON" if os.path.exists(sysconfig.get_path("include") + "/Python.h") else "OFF")') \
+	  -DSTAGECRAFT_NCCL="$(if $(NCCL),$(abspath $(NCCL)))" \
 	  -DCMAKE_PREFIX_PATH="$(PREFIX_PATH);$$($(PYTHON) -c 'import torch; print(torch.utils.cmake_prefix_path)')" > build/gpu.log 2>&1 || { tail -20 build/gpu.log; exit 1; }
 endef
 
-# Ranks as processes share one GPU, which needs NCCL 2.30 or later: NCCL=path/to/libnccl.so.2 takes the place of LibTorch's own.
+# Ranks as processes share one GPU, which needs NCCL 2.30 or later: NCCL=path/to/libnccl.so.2 takes the place of LibTorch's own. As many
+# tests run side by side as GPU_JOBS says; those that measure time run alone.
 NCCL ?=
-ON_GPU = env $(if $(NCCL),LD_PRELOAD="$(abspath $(NCCL))") NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 STAGECRAFT_TEST_DEVICE=cuda
-
-START = $(PYTHON) tests/support/start_processes.py
-DEMO_ON_GPU = build/gpu/bin/gpt_demo --device cuda --out build/gpu/demo README.md CONTRIBUTING.md
+GPU_JOBS ?= 4
 
 test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (threads, MPI, NCCL), accidents, training; NCCL=path/to/libnccl.so.2
 	$(configure_gpu)
-	@cmake --build build/gpu -j $(JOBS) --target gpu_test equivalence_test conformance_test crossings_test fault_program gpt_demo stagecraft stagecraft_train \
-	  $$(grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt && echo stagecraft_python)
-	@ctest --test-dir build/gpu -L '^gpu$$' --output-on-failure --no-tests=error
-	@if grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt; then \
-	  echo "== stagecraft.torch" && cd tests/python/gpu && $(ON_GPU) PYTHONPATH="$(abspath build/gpu/python)" PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m unittest; \
-	  else echo "== stagecraft.torch: NOT TESTED, because $(PYTHON) has no headers: install python3-dev"; fi
-	@echo "== equivalence, threads" && STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/equivalence_test --gtest_brief=1
-	@echo "== random crossings, threads" && STAGECRAFT_CROSSINGS_SECONDS=20 STAGECRAFT_TEST_DEVICE=cuda build/gpu/bin/crossings_test --gtest_brief=1
-	@echo "== the demo, threads" && $(DEMO_ON_GPU)
-	@echo "== stagecraft train" && $(ON_GPU) STAGECRAFT_BIN=build/gpu/bin/stagecraft $(PYTHON) tests/gpu/test_train.py
-	@for ranks in 2 4; do \
-	  echo "== conformance, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks build/gpu/bin/conformance_test --gtest_brief=1 || exit 1; \
-	  echo "== equivalence, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; \
-	  echo "== graphs, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks build/gpu/bin/gpu_test --gtest_brief=1 --gtest_filter='GraphsOfProcesses.*' || exit 1; \
-	  echo "== random crossings, NCCL, $$ranks ranks" && $(ON_GPU) STAGECRAFT_CROSSINGS_SECONDS=100 $(START) -n $$ranks build/gpu/bin/crossings_test --gtest_brief=1 || exit 1; \
-	  echo "== the demo, NCCL, $$ranks ranks" && $(ON_GPU) $(START) -n $$ranks $(DEMO_ON_GPU) || exit 1; \
-	done
-	@echo "== accidents, NCCL" && $(ON_GPU) FAULT_PROGRAM=build/gpu/bin/fault_program MPIEXEC="$(START)" $(PYTHON) tests/faults/test_faults.py \
-	  Accidents.test_a_rank_throws Accidents.test_a_rank_is_killed Accidents.test_a_rank_is_stopped
-	@! command -v mpirun > /dev/null || for ranks in 2 4; do echo "== equivalence, MPI, $$ranks ranks" && STAGECRAFT_TEST_DEVICE=cuda \
-	  mpirun --allow-run-as-root --oversubscribe -n $$ranks build/gpu/bin/equivalence_test --gtest_brief=1 || exit 1; done
+	@grep -q 'STAGECRAFT_BUILD_PYTHON:BOOL=ON' build/gpu/CMakeCache.txt || echo "test-gpu: stagecraft.torch is NOT TESTED, because $(PYTHON) has no headers: install python3-dev"
+	@cmake --build build/gpu -j $(JOBS) --target gpu_tests
+	@ctest --test-dir build/gpu -L '^gpu$$' -j $(GPU_JOBS) --output-on-failure --no-tests=error
 
 bench-gpu:  ## On a GPU: ours beside the installed torch, steps eager and as graphs, training a GPT; predicted times, memory
 	$(configure_gpu)

@@ -56,33 +56,12 @@ if(NOT STAGECRAFT_SANITIZE)
   endif()
 endif()
 
-if(STAGECRAFT_HAS_CUDA)
-  foreach(ranks 2 4)
-    stagecraft_mpi_test(gpu.mpi.${ranks} ${MPIEXEC_EXECUTABLE} ${ranks} gpu_test --gtest_brief=1 --gtest_filter=GraphsOfProcesses.*)
-    set_property(TEST gpu.mpi.${ranks} APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_DEVICE=cuda)
-    set_tests_properties(gpu.mpi.${ranks} PROPERTIES LABELS gpu)
-  endforeach()
-endif()
-
-# stagecraft_mpi_program(<name> <source>): a program that is not a test by itself; bin/<name> runs it.
-function(stagecraft_mpi_program name source)
-  set_property(GLOBAL APPEND PROPERTY stagecraft_test_programs ${name}=${CMAKE_CURRENT_SOURCE_DIR}/${source})
-endfunction()
-
-# stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
-function(stagecraft_fault_test name launcher program)
-  add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_faults.py)
-  set_tests_properties(${name} PROPERTIES RUN_SERIAL ON  # others beside it would make ranks late
-    ENVIRONMENT "FAULT_PROGRAM=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program};MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
-endfunction()
-
 if(NOT STAGECRAFT_SANITIZE)  # these end processes without a word, count bytes and seconds
-  stagecraft_mpi_program(long_run multiproc/long_run.cpp)
-  stagecraft_mpi_program(fault_program faults/fault_program.cpp)
+  stagecraft_test_program(long_run multiproc/long_run.cpp)
   stagecraft_mpi_test(multiproc.long_run ${MPIEXEC_EXECUTABLE} 4 long_run)
   stagecraft_more(multiproc.long_run)
   stagecraft_fault_test(faults.mpi ${MPIEXEC_EXECUTABLE} fault_program)
-  stagecraft_mpi_program(resume_program faults/resume_program.cpp)
+  stagecraft_test_program(resume_program faults/resume_program.cpp)
   add_test(NAME faults.resume COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_resume.py)
   set_tests_properties(faults.resume PROPERTIES PROCESSORS 2
     ENVIRONMENT "RESUME_PROGRAM=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/resume_program;MPIEXEC=${MPIEXEC_EXECUTABLE};PYTHONDONTWRITEBYTECODE=1")

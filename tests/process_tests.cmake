@@ -2,6 +2,18 @@
 # run under mpirun.
 set(start_processes ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/support/start_processes.py)
 
+# stagecraft_test_program(<name> <source>): a program that is not a test by itself; bin/<name> runs it.
+function(stagecraft_test_program name source)
+  set_property(GLOBAL APPEND PROPERTY stagecraft_test_programs ${name}=${CMAKE_CURRENT_SOURCE_DIR}/${source})
+endfunction()
+
+# stagecraft_fault_test(<name> <launcher> <program>): accidents of every kind.
+function(stagecraft_fault_test name launcher program)
+  add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/faults/test_faults.py)
+  set_tests_properties(${name} PROPERTIES RUN_SERIAL ON  # others beside it would make ranks late
+    ENVIRONMENT "FAULT_PROGRAM=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program};MPIEXEC=${launcher};PYTHONDONTWRITEBYTECODE=1")
+endfunction()
+
 # stagecraft_process_test(<name> <ranks> <program> [<argument>...])
 function(stagecraft_process_test name ranks program)
   add_test(NAME ${name} COMMAND ${start_processes} -n ${ranks} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program} ${ARGN})
@@ -33,6 +45,7 @@ if(NOT STAGECRAFT_SANITIZE)
     set_tests_properties(examples.gpt.torchrun PROPERTIES PROCESSORS 2 PASS_REGULAR_EXPRESSION "the same, bit for bit")
     stagecraft_more(examples.gpt.processes)
   endif()
+  stagecraft_test_program(fault_program faults/fault_program.cpp)
   stagecraft_fault_test(faults.processes "${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/support/start_processes.py" fault_program)
   stagecraft_more(faults.processes)
 endif()

@@ -70,23 +70,11 @@ else()
   list(APPEND registered ${CMAKE_CURRENT_SOURCE_DIR}/concurrency/operators_test.cpp)
 endif()
 
-set(gpu_tests gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/recorded_graph_test.cpp gpu/resumed_graph_test.cpp gpu/overlap_test.cpp
-  gpu/lanes_test.cpp)
-if(STAGECRAFT_HAS_CUDA)  # `make test-gpu` runs it: without a GPU it fails
-  stagecraft_torch_test(gpu_test 1 ${gpu_tests})
-  target_include_directories(gpu_test PRIVATE ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/gpu)
-  target_compile_definitions(gpu_test PRIVATE STAGECRAFT_TEST_PYTHON="${STAGECRAFT_PYTHON}"
-    STAGECRAFT_TEST_EXPORT="${CMAKE_CURRENT_SOURCE_DIR}/gpu/export_models.py")
-  set_tests_properties(gpu_test.1 PROPERTIES LABELS gpu ENVIRONMENT GTEST_FILTER=-GraphsOfProcesses.*)
-else()
-  list(TRANSFORM gpu_tests PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  list(APPEND registered ${gpu_tests})
-endif()
-
+include(process_tests.cmake)
 if(STAGECRAFT_HAS_MPI)
   include(mpi_tests.cmake)
-  include(process_tests.cmake)
 endif()
+include(gpu_tests.cmake)
 
 if(STAGECRAFT_BUILD_EXAMPLES)
   add_dependencies(tests examples_test gpt_demo)
