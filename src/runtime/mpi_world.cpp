@@ -1,13 +1,14 @@
 // This process as one rank, started by an MPI launcher.
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 
+#include "stagecraft/core/host.h"
 #include "stagecraft/runtime/rank_scope.h"
 #include "stagecraft/transport/mpi.h"
 #include "stagecraft/transport/sockets.h"
+#include "stagecraft/transport/streams.h"
 #include "worlds.h"
 
 namespace stagecraft {
@@ -19,16 +20,24 @@ std::unique_ptr<Group> group_of_all(Transport& transport, Timeout timeout) {
   return transport.make_group(all, timeout, "all processes");
 }
 
-/// Whether all ranks compute on GPUs and have NCCL, with no more ranks on a host than it takes. They all call it.
+/// Whether all ranks compute on GPUs and have NCCL, each with a GPU of its own, unless they may share one. They all
+/// call it.
 bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Device& device, Timeout timeout) {
-  if (device.is_cpu()) return false;
+  if (device.is_cpu() || process.ranks() == 1) return false;
   const bool may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
-  const int devices = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
-  const bool can = uses_nccl(device) && process.ranks() > 1 && (may_share || process.local_ranks() <= devices);
-  for (const std::string& one : group_of_all(transport, timeout)->all_gather(std::string(can ? "nccl" : "mpi"))) {
-    if (one != "nccl") return false;
+  std::string own;  // empty: it cannot
+  if (uses_nccl(device)) {
+    own = may_share ? "rank " + std::to_string(process.rank().value) : running_host() + " " + place_of_gpu(device);
   }
-  return true;
+  std::vector<std::string> all = group_of_all(transport, timeout)->all_gather(own);
+  std::sort(all.begin(), all.end());
+  if (all.front().empty()) return false;
+  if (std::adjacent_find(all.begin(), all.end()) == all.end()) return true;
+  if (process.rank().value == 0) {
+    std::cerr << "stagecraft: several ranks share a GPU, so that messages go through the memory of the host: start one "
+                 "rank per GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 if NCCL is 2.30 or later\n";
+  }
+  return false;
 }
 
 int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)>& program) {

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -70,12 +71,18 @@ std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
   return z ^ (z >> 31);
 }
 
+/// One name per device: "cuda" is the current one of several, "cpu:0" is the CPU.
+c10::Device only_name_of(c10::Device device) {
+  if (device.is_cpu()) return {c10::kCPU};
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 /// The device on which an operation draws: that of its first tensor, or the one on which it makes a tensor.
 c10::Device device_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
   for (const c10::IValue& argument : arguments) {
-    if (argument.isTensor() && argument.toTensor().defined()) return argument.toTensor().device();
-    if (argument.isDevice()) return argument.toDevice();
+    if (argument.isTensor() && argument.toTensor().defined()) return only_name_of(argument.toTensor().device());
+    if (argument.isDevice()) return only_name_of(argument.toDevice());
   }
   return {c10::kCPU};
 }
@@ -315,10 +322,18 @@ RandomLayer::~RandomLayer() {
   if (scope_ != nullptr) scope_->layer_ = before_;
 }
 
-GlobalRandom::GlobalRandom() : was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
-  c10::impl::tls_set_dispatch_key_included(kMode, false);
+GlobalRandom::GlobalRandom()
+    : was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)),
+      outer_(std::exchange(innermost, nullptr)),
+      forbidden_(std::exchange(forbidden, nullptr)) {
+  // What is captured still must not draw on the CPU.
+  c10::impl::tls_set_dispatch_key_included(kMode, capturing != nullptr);
 }
-GlobalRandom::~GlobalRandom() { c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_); }
+GlobalRandom::~GlobalRandom() {
+  innermost = outer_;
+  forbidden = forbidden_;
+  c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
+}
 
 GraphRandomScope::GraphRandomScope(GraphRandom& random)
     : before_(std::exchange(capturing, &random)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {

@@ -5,8 +5,15 @@
 
 namespace stagecraft {
 
-c10::Stream unshared_stream(c10::Device device, bool /*is_urgent*/) {
+namespace {
+
+[[noreturn]] void refuse(c10::Device device) {
   throw InvalidArgument("this LibTorch has no CUDA: there is no device " + device.str());
 }
+
+}  // namespace
+
+c10::Stream unshared_stream(c10::Device device, bool /*is_urgent*/) { refuse(device); }
+std::string place_of_gpu(c10::Device device) { refuse(device); }
 
 }  // namespace stagecraft

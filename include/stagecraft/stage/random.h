@@ -107,6 +107,8 @@ class GlobalRandom {
 
  private:
   bool was_redirected_;
+  RandomScope* outer_;
+  const char* forbidden_;
 };
 
 /// Makes the generators of streams while a step is captured as a graph. Kernels of the graph read the seed when it is

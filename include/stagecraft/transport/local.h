@@ -6,7 +6,7 @@
 #include "stagecraft/transport/transport.h"
 
 /// Ranks as threads of one process. A tensor is handed over, not copied, where both ranks compute on one device;
-/// between two devices the receiver's stream copies it.
+/// between two devices the receiver copies it.
 namespace stagecraft {
 
 class LocalFabric {

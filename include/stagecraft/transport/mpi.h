@@ -32,7 +32,6 @@ class MpiProcess {
   [[nodiscard]] int ranks() const;
   /// This rank's number among the ranks on this host.
   [[nodiscard]] int local_rank() const;
-  [[nodiscard]] int local_ranks() const;
   /// Cores that the launcher lets this process use, divided by the number of processes that share them, rounded down: 0
   /// when there are more processes than cores.
   [[nodiscard]] int cores() const;

@@ -4,6 +4,8 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <string>
+
 /// Devices of any type and their streams, without the headers of a backend.
 namespace stagecraft {
 
@@ -11,6 +13,11 @@ namespace stagecraft {
 inline c10::Device with_index(c10::Device device) {
   if (device.is_cpu() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// For a thread of our own. Without it, a call about another device may take memory of the first one.
+inline void set_current_device(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 inline c10::Stream current_stream(c10::Device device) {
@@ -24,6 +31,10 @@ inline void set_current_stream(const c10::Stream& stream) {
 inline c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
+
+/// Which GPU it is among all of this host, also where processes see different ones: CUDA_VISIBLE_DEVICES. Throws
+/// InvalidArgument if LibTorch has no CUDA.
+std::string place_of_gpu(c10::Device device);
 
 /// A stream of a GPU that nobody else gets: the pool behind `new_stream` gives a few out again and again, and what
 /// waits on one for another rank would hold up whoever has the same one. `is_urgent`: its kernels go before others.

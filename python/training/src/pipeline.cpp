@@ -43,7 +43,7 @@ PipelineBox::PipelineBox(std::shared_ptr<WorldBox> world, const py::list& specs,
   }
   World& open = world_->world();
   const py::gil_scoped_release no_gil;
-  StepScope scope;
+  StepScope scope(open.device());
   try {
     pipeline_.emplace(open, std::vector<Stage>(stages), std::move(own));
   } catch (...) {

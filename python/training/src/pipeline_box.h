@@ -45,8 +45,9 @@ template <typename Work>
 auto PipelineBox::without_gil(const Work& work) {
   Pipeline& own = pipeline();
   world_->begin_step();
+  const c10::Device device = world_->world().device();
   const py::gil_scoped_release no_gil;
-  StepScope scope;
+  StepScope scope(device);
   try {
     return work(own);
   } catch (...) {

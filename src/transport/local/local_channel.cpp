@@ -33,16 +33,47 @@ Parcel pack(Message message) {
 }
 
 at::Tensor moved_to(const at::Tensor& tensor, c10::Device device) {
-  at::Tensor moved = tensor.detach().to(device, /*non_blocking=*/true);
+  // What arrives on the host is read at once.
+  at::Tensor moved = tensor.detach().to(device, /*non_blocking=*/!device.is_cpu());
   return moved.set_requires_grad(tensor.requires_grad());
 }
 
-Message unpack(Parcel parcel, const std::optional<c10::Device>& home) {
+/// The streams on which one rank reads the memory of devices other than its own. The default stream of such a device
+/// would make all ranks that read from it wait for each other.
+class ForeignStreams {
+ public:
+  c10::Stream on(c10::Device device) {
+    const std::lock_guard lock(mutex_);
+    const auto known = std::find_if(streams_.begin(), streams_.end(),
+                                    [&](const auto& stream) { return stream->get().device() == device; });
+    return (known != streams_.end() ? *known : streams_.emplace_back(std::make_unique<LentStream>(device)))->get();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<LentStream>> streams_;
+};
+
+Message unpack(Parcel parcel, const std::optional<c10::Device>& home, ForeignStreams& foreign) {
   if (parcel.devices.empty() && !home) return std::move(parcel.message);
-  for (std::size_t i = 0; i < parcel.devices.size(); ++i) parcel.written[i].block(current_stream(parcel.devices[i]));
+  const auto stream_on = [&](c10::Device device) {
+    return home && device != *home ? foreign.on(device) : current_stream(device);
+  };
+  for (std::size_t i = 0; i < parcel.devices.size(); ++i) {
+    parcel.written[i].block(stream_on(parcel.devices[i]));
+    if (!home || parcel.devices[i] == *home) continue;
+    // An empty tensor tells that something was read: its copy would make nobody wait.
+    if (home->is_cpu()) {
+      parcel.written[i].synchronize();
+    } else {
+      parcel.written[i].block(current_stream(*home));
+    }
+  }
   for (at::Tensor& tensor : parcel.message.tensors) {
     if (!tensor.defined() || tensor.is_meta()) continue;
+    std::optional<c10::StreamGuard> reading;
     if (!tensor.is_cpu()) {
+      reading.emplace(stream_on(tensor.device()));
       // The sender's allocator must not give the memory away before this stream has read it.
       const c10::impl::VirtualGuardImpl guard(tensor.device().type());
       const auto keep = [&](const at::Tensor& dense) {
@@ -122,7 +153,10 @@ struct LocalFabric::Shared {
 class LocalFabric::End : public Channel {
  public:
   End(std::shared_ptr<Shared> shared, RankId rank, std::optional<at::Device> device)
-      : shared_(std::move(shared)), rank_(rank), device_(device), own_(shared_->mailboxes[rank.index()]) {
+      : shared_(std::move(shared)),
+        rank_(rank),
+        device_(device ? std::optional(with_index(*device)) : std::nullopt),
+        own_(shared_->mailboxes[rank.index()]) {
     const bool has_core = shared_->mailboxes.size() <= std::thread::hardware_concurrency();
     if (has_core) spin_ = std::chrono::microseconds(50);
   }
@@ -147,7 +181,7 @@ class LocalFabric::End : public Channel {
     std::optional<Parcel> parcel = own_.take(from, tag);
     lock.unlock();
     if (!parcel) return std::nullopt;
-    return unpack(std::move(*parcel), device_);
+    return unpack(std::move(*parcel), device_, foreign_);
   }
 
   bool is_coming(RankId /*from*/, const Tag& /*tag*/) override { return false; }  // messages arrive whole
@@ -196,6 +230,7 @@ class LocalFabric::End : public Channel {
   std::shared_ptr<Shared> shared_;
   RankId rank_;
   std::optional<at::Device> device_;
+  ForeignStreams foreign_;
   Mailbox& own_;
   Clock::duration spin_{0};
 };

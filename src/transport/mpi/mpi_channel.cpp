@@ -66,7 +66,7 @@ MpiChannel::MpiChannel(MPI_Comm communicator, std::optional<at::Device> device, 
   MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &bound, &found);
   largest_tag_ = found != 0 ? *static_cast<int*>(bound) : 32767;
   device_is_direct_ = device_ && !device_->is_cpu() && takes_device_memory();
-  if (device_ && !device_->is_cpu()) copy_stream_ = new_stream(*device_);
+  if (device_ && !device_->is_cpu()) copy_streams_.push_back(new_stream(*device_));
   sent_.assign(static_cast<std::size_t>(ranks_), 0);
   described_.resize(sent_.size());
   known_.resize(sent_.size());
@@ -134,6 +134,12 @@ void MpiChannel::dispatch(RankId to, const Notice& notice) {
   dispatch(to, std::move(envelope), {});
 }
 
+c10::Stream MpiChannel::copy_stream(at::Device device) {
+  const auto known = std::find_if(copy_streams_.begin(), copy_streams_.end(),
+                                  [&](const c10::Stream& stream) { return stream.device() == device; });
+  return known != copy_streams_.end() ? *known : copy_streams_.emplace_back(new_stream(device));
+}
+
 void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
   std::vector<SparseForm> sparse = take_apart(message.tensors);
   for (at::Tensor& tensor : message.tensors) {
@@ -155,14 +161,14 @@ void MpiChannel::dispatch(RankId to, Envelope envelope, Message message) {
       continue;
     }
     // Copy to the host on a stream of its own; the send starts when the copy is done.
-    if (!copy_stream_) copy_stream_ = new_stream(where);
-    run_after(*copy_stream_, current_stream(where));
-    const c10::StreamGuard guard(*copy_stream_);
+    const c10::Stream stream = copy_stream(where);
+    run_after(stream, current_stream(where));
+    const c10::StreamGuard guard(stream);
     const at::Tensor host = at::empty_strided(blob.memory.sizes(), blob.memory.strides(),
                                               blob.memory.options().device(at::kCPU).pinned_memory(true));
     host.copy_(blob.memory, /*non_blocking=*/true);
-    c10::impl::VirtualGuardImpl(where.type()).recordDataPtrOnStream(blob.memory.storage().data_ptr(), *copy_stream_);
-    prepared.written.emplace_back(where.type()).record(*copy_stream_);
+    c10::impl::VirtualGuardImpl(where.type()).recordDataPtrOnStream(blob.memory.storage().data_ptr(), stream);
+    prepared.written.emplace_back(where.type()).record(stream);
     blob.memory = host;
   }
 

@@ -103,6 +103,7 @@ class MpiChannel : public Channel {
   };
 
   void receive_envelope(Slot& slot);
+  [[nodiscard]] c10::Stream copy_stream(at::Device device);
   void dispatch(RankId to, Envelope envelope, Message message);
   void dispatch(RankId to, const Notice& notice);
   void start_sending(Outgoing& outgoing);
@@ -129,7 +130,7 @@ class MpiChannel : public Channel {
   std::mutex mutex_;
   MPI_Comm communicator_;
   std::optional<at::Device> device_;
-  std::optional<c10::Stream> copy_stream_;
+  std::vector<c10::Stream> copy_streams_;  // to the host, by device
   RankId rank_;
   int ranks_ = 0;
   int largest_tag_ = 0;

@@ -16,6 +16,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/identity.h"
 #include "stagecraft/transport/mpi.h"
+#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
@@ -123,6 +124,7 @@ class MpiProcess::Implementation {
 
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity) {
     activity_ = std::move(activity);
+    device_ = device;
     auto channel = std::make_unique<mpi::MpiChannel>(communicator_, device, /*has_own_core=*/cores_ > 0);
     channel_ = channel.get();
     transport_ = std::make_shared<Transport>(std::move(channel), activity_);
@@ -221,6 +223,7 @@ class MpiProcess::Implementation {
 
   /// The helper thread: makes progress on messages while the rank computes, and watches the other processes.
   void watch() {
+    if (device_) set_current_device(*device_);
     bool has_announced_exit = false;
     milliseconds rest(1);
     while (!is_over_) {
@@ -302,6 +305,7 @@ class MpiProcess::Implementation {
   std::shared_ptr<Transport> transport_;
   mpi::MpiChannel* channel_ = nullptr;  // owned by transport_
   std::function<std::string()> activity_;
+  std::optional<at::Device> device_;
   std::thread watcher_;
   struct sigaction before_ {};
   std::atomic<bool> is_over_ = false;
@@ -314,7 +318,6 @@ MpiProcess::~MpiProcess() = default;
 RankId MpiProcess::rank() const { return implementation_->rank_; }
 int MpiProcess::ranks() const { return implementation_->ranks_; }
 int MpiProcess::local_rank() const { return implementation_->local_rank_; }
-int MpiProcess::local_ranks() const { return implementation_->local_ranks_; }
 int MpiProcess::cores() const { return implementation_->cores_; }
 std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> device,
                                                std::function<std::string()> activity) {

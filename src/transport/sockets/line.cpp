@@ -243,6 +243,7 @@ void Line::skip(std::size_t bytes) {
 /// The thread that receives.
 void Line::receive() {
   try {
+    if (nccl_) set_current_device(nccl_->device());
     while (true) {
       Head head{};
       need(&head, sizeof head);

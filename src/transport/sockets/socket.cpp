@@ -16,9 +16,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <system_error>
+
+#include "stagecraft/core/host.h"
 
 namespace stagecraft::sockets {
 namespace {
@@ -69,8 +70,7 @@ std::size_t send_parts(int descriptor, std::span<iovec> parts, int flags) {
 /// The host as it is running now, and the network namespace of this process: what two processes must share to reach
 /// each other by the loopback interface.
 std::string host_identity() {
-  std::string identity;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), identity);
+  std::string identity = running_host();
   struct stat of {};
   if (::stat("/proc/self/ns/net", &of) == 0) identity.append("/").append(std::to_string(of.st_ino));
   return identity;

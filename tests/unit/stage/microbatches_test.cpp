@@ -164,6 +164,15 @@ TEST(RandomLayer, HasAStreamThatDoesNotDependOnTheStage) {
   EXPECT_TRUE(at::cat({first, half()}).equal(twice)) << "a layer that is entered again goes on";
 }
 
+TEST(RandomScope, DrawsFromOneStreamWhateverTheDeviceIsCalled) {
+  const RandomScope scope(3, StageId(0), MicrobatchId(1), 2);
+  const at::Tensor first = at::rand({4}, at::Device("cpu"));
+  const at::Tensor second = at::rand({4}, at::Device("cpu:0"));
+  EXPECT_FALSE(first.equal(second));
+  const RandomScope again(3, StageId(0), MicrobatchId(1), 2);
+  EXPECT_TRUE(at::rand({8}).equal(at::cat({first, second})));
+}
+
 TEST(RandomScope, LeavesTheGlobalGeneratorAloneAndNests) {
   torch::manual_seed(5);
   const Tensor expected = at::rand({4});
