@@ -36,22 +36,22 @@ struct Setting {
 
 // torch::nn::Linear adds the bias of a 3-d input in a kernel of its own: at::linear does not.
 struct Dense : torch::nn::Module {
-  Dense(std::int64_t in, std::int64_t out)
-      : weight(register_parameter("weight", at::randn({out, in}) * 0.02)),
-        bias(register_parameter("bias", at::zeros({out}))) {}
+  Dense(std::int64_t in, std::int64_t out, const at::TensorOptions& options)
+      : weight(register_parameter("weight", at::randn({out, in}, options) * 0.02)),
+        bias(register_parameter("bias", at::zeros({out}, options))) {}
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
   at::Tensor weight, bias;
 };
 
 struct Block : torch::nn::Module {
-  explicit Block(std::int64_t width)
+  Block(std::int64_t width, const at::TensorOptions& options)
       : heads(width / 64),
         before(register_module("before", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
         after(register_module("after", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-        join(register_module("join", std::make_shared<Dense>(width, 3 * width))),
-        leave(register_module("leave", std::make_shared<Dense>(width, width))),
-        widen(register_module("widen", std::make_shared<Dense>(width, 4 * width))),
-        narrow(register_module("narrow", std::make_shared<Dense>(4 * width, width))) {}
+        join(register_module("join", std::make_shared<Dense>(width, 3 * width, options))),
+        leave(register_module("leave", std::make_shared<Dense>(width, width, options))),
+        widen(register_module("widen", std::make_shared<Dense>(width, 4 * width, options))),
+        narrow(register_module("narrow", std::make_shared<Dense>(4 * width, width, options))) {}
   at::Tensor forward(const at::Tensor& x) {
     std::vector<at::Tensor> parts = join->forward(before(x)).chunk(3, -1);
     for (at::Tensor& part : parts) part = part.unflatten(-1, {heads, -1}).transpose(1, 2);
@@ -65,12 +65,17 @@ struct Block : torch::nn::Module {
 };
 
 struct Part : torch::nn::Module {
-  Part(const Setting& setting, int stage) {
+  /// Made on the device, because a CPU takes long to draw the numbers.
+  Part(const Setting& setting, int stage, const at::Device& device) {
+    const at::TensorOptions options = at::TensorOptions(device).dtype(setting.type);
     if (stage == 0) tokens = register_module("tokens", torch::nn::Embedding(kVocabulary, setting.width));
     for (std::int64_t layer = 0; layer < setting.layers / kStages; ++layer) {
-      blocks.push_back(register_module("block" + std::to_string(layer), std::make_shared<Block>(setting.width)));
+      blocks.push_back(
+          register_module("block" + std::to_string(layer), std::make_shared<Block>(setting.width, options)));
     }
-    if (stage + 1 == kStages) head = register_module("head", std::make_shared<Dense>(setting.width, kVocabulary));
+    if (stage + 1 == kStages)
+      head = register_module("head", std::make_shared<Dense>(setting.width, kVocabulary, options));
+    to(device, setting.type);
   }
   at::Tensor forward(const at::Tensor& in) {
     at::Tensor x = tokens ? tokens->forward(in) : in;

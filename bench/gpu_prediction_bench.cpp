@@ -63,9 +63,7 @@ Work gpt(const sc::World& world) {
                                .ranks = 1};
   Work work;
   for (int s = 0; s < bench::kStages; ++s) {
-    auto part = std::make_shared<bench::Part>(setting, s);
-    part->to(world.device(), setting.type);
-    work.stages.push_back(sc::make_stage(s, part));
+    work.stages.push_back(sc::make_stage(s, std::make_shared<bench::Part>(setting, s, world.device())));
   }
   const auto options = torch::TensorOptions(at::kLong).device(world.device());
   work.input = at::randint(bench::kVocabulary, {setting.microbatches * setting.rows, setting.length}, options);

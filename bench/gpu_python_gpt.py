@@ -69,9 +69,10 @@ def measured(make_step, layers, width, microbatches, rows, length, kind):
     """Milliseconds and gigabytes of make_step(modules, microbatches)(tokens, target)."""
     torch.manual_seed(1)
     device = torch.device("cuda", 0)
+    with device:  # a CPU takes long to draw the numbers
+        parts = [part(layers, width, stage).to(getattr(torch, kind)) for stage in range(STAGES)]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    parts = [part(layers, width, stage).to(device, getattr(torch, kind)) for stage in range(STAGES)]
     run = make_step(parts, microbatches)
     tokens = torch.randint(VOCABULARY, (microbatches * rows, length), device=device)
     target = torch.randint(VOCABULARY, tokens.shape, device=device)

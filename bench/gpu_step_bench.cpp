@@ -36,13 +36,9 @@ double milliseconds(int steps, const Step& step) {
 void run(const Setting& setting, sc::World& world) {
   torch::manual_seed(1);
   const at::Device device = world.device();
-  std::vector<std::shared_ptr<Part>> parts;
-  std::vector<int> own;
-  for (int s = 0; s < kStages; ++s) {
-    parts.push_back(std::make_shared<Part>(setting, s));
-    if (s % setting.ranks != world.rank().value) continue;  // as Interleaved1F1B and 1F1B lay them
-    own.push_back(s);
-    parts.back()->to(device, setting.type);
+  std::vector<std::shared_ptr<Part>> parts;  // stages s, s + ranks, ...: as Interleaved1F1B and 1F1B lay them
+  for (int s = world.rank().value; s < kStages; s += setting.ranks) {
+    parts.push_back(std::make_shared<Part>(setting, s, device));
   }
   const auto options = torch::TensorOptions(at::kLong).device(device);
   const at::Tensor input = at::randint(kVocabulary, {setting.microbatches * setting.rows, setting.length}, options);
@@ -73,7 +69,10 @@ void run(const Setting& setting, sc::World& world) {
         memory->resetPeakStats(device.index());
       }
       std::vector<sc::Stage> stages;
-      for (const int s : own) stages.push_back(sc::make_stage(s, parts[static_cast<std::size_t>(s)]));
+      for (int s = world.rank().value; const auto& part : parts) {
+        stages.push_back(sc::make_stage(s, part));
+        s += setting.ranks;
+      }
       sc::Pipeline pipeline(world, std::move(stages),
                             {.schedule = schedule,
                              .stages_per_rank = kStages / setting.ranks,

@@ -59,8 +59,7 @@ void run(const Setting& setting, sc::World& world) {
   std::vector<std::shared_ptr<Part>> parts(kStages);
   std::vector<int> own;
   for (int s = world.rank().value; s < kStages; s += setting.ranks) {  // as Interleaved1F1B and 1F1B lay them
-    parts[static_cast<std::size_t>(s)] = std::make_shared<Part>(setting, s);
-    parts[static_cast<std::size_t>(s)]->to(device, setting.type);
+    parts[static_cast<std::size_t>(s)] = std::make_shared<Part>(setting, s, device);
     own.push_back(s);
   }
   const auto options = torch::TensorOptions(at::kLong).device(device);
