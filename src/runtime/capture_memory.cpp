@@ -18,10 +18,43 @@ const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
+at::Tensor bytes_of(const c10::intrusive_ptr<c10::StorageImpl>& memory) {
+  const auto options = at::TensorOptions(at::kByte).device(memory->device());
+  return at::empty({0}, options).set_(c10::Storage(memory), 0, {static_cast<std::int64_t>(memory->nbytes())}, {1});
+}
+
+/// Not a function of autograd, which calls operators.
+bool is_operator(const at::RecordFunction& operation) { return operation.operator_name().has_value(); }
+
 }  // namespace
 
-CaptureMemory::CaptureMemory(c10::DeviceType device, std::function<bool(const c10::StorageImpl*)> is_kept)
-    : device_(device), is_kept_(std::move(is_kept)), outer_(std::exchange(capturing, this)) {
+std::size_t holders_of(const at::Tensor& tensor) {
+  return tensor.use_count() - (tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference() ? 1 : 0);
+}
+
+std::size_t holders_of(const c10::Storage& storage) {
+  return storage.use_count() - (storage.unsafeGetStorageImpl()->pyobj_slot()->has_unique_reference() ? 1 : 0);
+}
+
+HostNumber::HostNumber(const at::Tensor& tensor)
+    : storage_(tensor.storage()),
+      begin_(static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()),
+      bytes_(tensor.itemsize()),
+      value_(read()) {}
+
+bool HostNumber::is(const at::Tensor& tensor) const {
+  return tensor.storage().unsafeGetStorageImpl() == storage_.unsafeGetStorageImpl() &&
+         static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize() == begin_;
+}
+
+std::string HostNumber::read() const { return {static_cast<const char*>(storage_.data()) + begin_, bytes_}; }
+
+CaptureMemory::CaptureMemory(c10::DeviceType device, std::function<bool()> is_captured,
+                             std::function<bool(const c10::StorageImpl*)> is_kept)
+    : device_(device),
+      is_captured_(std::move(is_captured)),
+      is_kept_(std::move(is_kept)),
+      outer_(std::exchange(capturing, this)) {
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
@@ -35,36 +68,68 @@ CaptureMemory::~CaptureMemory() {
 
 std::unique_ptr<at::ObserverContext> CaptureMemory::begin(const at::RecordFunction& operation) {
   if (capturing == nullptr) return nullptr;
-  CaptureMemory& own = *capturing;
+  if (is_operator(operation)) ++capturing->depth_;
+  if (!capturing->is_captured_()) return nullptr;
   for (const c10::IValue& input : operation.inputs()) {
-    for_each_tensor(input, [&](const at::Tensor& tensor) {
-      const c10::StorageImpl* memory = memory_of(tensor);
-      if (memory == nullptr || tensor.device().type() != own.device_) return;
-      if (own.made_.contains(memory) || own.given_.contains(memory) || own.is_kept_(memory)) return;
-      own.given_.emplace(memory, tensor.storage());
-    });
+    for_each_tensor(input, [](const at::Tensor& tensor) { capturing->take(tensor); });
   }
   return nullptr;
 }
 
 void CaptureMemory::end(const at::RecordFunction& operation, at::ObserverContext* /*context*/) {
   if (capturing == nullptr) return;
-  CaptureMemory& own = *capturing;
+  if (is_operator(operation)) --capturing->depth_;
+  if (!capturing->is_captured_()) return;
   for (const c10::IValue& output : operation.outputs()) {
-    for_each_tensor(output, [&](const at::Tensor& tensor) {
-      const c10::StorageImpl* memory = memory_of(tensor);
-      if (memory == nullptr || tensor.device().type() != own.device_) return;
-      if (own.given_.contains(memory) || own.is_kept_(memory)) return;
-      own.made_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
-    });
+    for_each_tensor(output, [](const at::Tensor& tensor) { capturing->make(tensor); });
   }
 }
 
-std::vector<c10::Storage> CaptureMemory::take_given() {
-  std::vector<c10::Storage> all;
-  for (auto& [memory, storage] : given_) all.push_back(std::move(storage));
+void CaptureMemory::take(const at::Tensor& tensor) {
+  const c10::StorageImpl* memory = memory_of(tensor);
+  if (memory == nullptr) return;
+  if (tensor.is_cpu() && depth_ == 1 && !made_on_host_.contains(memory)) {
+    given_on_host_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
+    const bool is_number = tensor.dim() == 0 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    const auto is_it = [&](const HostNumber& one) { return one.is(tensor); };
+    if (is_number && std::none_of(numbers_.begin(), numbers_.end(), is_it)) numbers_.emplace_back(tensor);
+  }
+  if (tensor.device().type() != device_ || made_.contains(memory) || is_kept_(memory)) return;
+  GivenMemory& given = given_.try_emplace(memory, GivenMemory{tensor.storage(), depth_ > 1}).first->second;
+  given.is_number = given.is_number || tensor.dim() == 0;
+  if (depth_ > 1 || !tensor.is_leaf() || !tensor.requires_grad()) return;
+  const auto is_it = [&](const auto& leaf) { return leaf.first.is_same(tensor); };
+  if (std::none_of(leaves_.begin(), leaves_.end(), is_it)) leaves_.emplace_back(tensor, tensor.grad());
+}
+
+void CaptureMemory::make(const at::Tensor& tensor) {
+  const c10::StorageImpl* memory = memory_of(tensor);
+  if (memory == nullptr) return;
+  if (tensor.is_cpu() && !given_on_host_.contains(memory)) {
+    made_on_host_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
+  }
+  if (tensor.device().type() != device_ || is_kept_(memory)) return;
+  if (const auto given = given_.find(memory); given != given_.end()) {
+    if (!given->second.is_inner) return;
+    given_.erase(given);  // an operation has made it for another one to write
+  }
+  made_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
+}
+
+std::vector<GivenMemory> CaptureMemory::take_given() {
+  std::vector<GivenMemory> all;
+  for (auto& [memory, given] : given_) all.push_back(std::move(given));
   given_.clear();
   return all;
+}
+
+std::vector<HostNumber> CaptureMemory::take_numbers() {
+  std::erase_if(numbers_, [](const HostNumber& one) { return one.was_let_go(); });
+  return std::exchange(numbers_, {});
+}
+
+void CaptureMemory::reset_unknown_leaves() const {
+  for (const auto& [leaf, gradient] : leaves_) leaf.mutable_grad() = gradient;
 }
 
 std::vector<WeakMemory> CaptureMemory::made() const {
@@ -80,14 +145,18 @@ std::vector<c10::DataPtr> move_out(const std::vector<WeakMemory>& made) {
   for (const WeakMemory& weak : made) {
     const c10::intrusive_ptr<c10::StorageImpl> memory = weak.lock();
     if (!memory || memory->nbytes() == 0) continue;
-    const auto bytes = static_cast<std::int64_t>(memory->nbytes());
-    const auto options = at::TensorOptions(at::kByte).device(memory->device());
-    const at::Tensor before = at::empty({0}, options).set_(c10::Storage(memory), 0, {bytes}, {1});
-    at::Tensor after = before.clone();
+    at::Tensor after = bytes_of(memory).clone();
     left.push_back(
         memory->set_data_ptr(std::move(after.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())));
   }
   return left;
+}
+
+void fill_with_nan(const std::vector<WeakMemory>& made) {
+  for (const WeakMemory& weak : made) {
+    const c10::intrusive_ptr<c10::StorageImpl> memory = weak.lock();
+    if (memory && memory->nbytes() > 0) bytes_of(memory).fill_(0xff);  // NaN in all types of floating point
+  }
 }
 
 UseWatch::UseWatch(const std::vector<WeakMemory>& memory) : outer_(std::exchange(watching, this)) {

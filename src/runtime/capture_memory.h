@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 /// Memory that a captured step shares with code that it does not know, such as a mask that a module keeps for later.
@@ -13,36 +14,92 @@ namespace stagecraft {
 
 using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
+/// How many hold a tensor, or its memory. If Python has seen it, an object there holds it for as long as it lives; that
+/// counts only if somebody holds the object.
+std::size_t holders_of(const at::Tensor& tensor);
+std::size_t holders_of(const c10::Storage& storage);
+
+/// Memory that was there before a capture, and that the graph reads. Some of it was made by an operation for others
+/// that it is made of; nobody else has seen that.
+struct GivenMemory {
+  c10::Storage storage;
+  bool is_inner = false;   ///< It was first seen within an operation.
+  bool is_number = false;  ///< A tensor without dimensions.
+
+  [[nodiscard]] bool is_ours_alone() const { return holders_of(storage) == 1; }
+  /// Whether it was of somebody who does not have it any more.
+  [[nodiscard]] bool was_let_go() const { return !is_inner && is_ours_alone(); }
+};
+
+/// A tensor without dimensions on the CPU: kernels get its value when they are captured.
+class HostNumber {
+ public:
+  explicit HostNumber(const at::Tensor& tensor);
+  /// Whether nobody has it any more.
+  [[nodiscard]] bool was_let_go() const { return holders_of(storage_) == 1; }
+  /// Whether a step would read another number by now, or somewhere else.
+  [[nodiscard]] bool has_changed() const { return was_let_go() || read() != value_; }
+  [[nodiscard]] bool is(const at::Tensor& tensor) const;
+
+ private:
+  [[nodiscard]] std::string read() const;
+
+  c10::Storage storage_;
+  std::size_t begin_;
+  std::size_t bytes_;
+  std::string value_;
+};
+
 /// Watches the operations of this thread while a step is captured.
 class CaptureMemory {
  public:
-  /// `is_kept`: whether others keep it for as long as the graph. Ends a watch of the same thread that began before,
-  /// until it is over itself.
-  CaptureMemory(c10::DeviceType device, std::function<bool(const c10::StorageImpl*)> is_kept);
+  /// `is_captured`: whether what is issued now goes into a graph. Memory that LibTorch makes beside it, for the state
+  /// of its generators, is not the graph's. `is_kept`: whether others keep it for as long as the graph. Ends a watch of
+  /// the same thread that began before, until it is over itself.
+  CaptureMemory(c10::DeviceType device, std::function<bool()> is_captured,
+                std::function<bool(const c10::StorageImpl*)> is_kept);
   ~CaptureMemory();
   CaptureMemory(const CaptureMemory&) = delete;
   CaptureMemory& operator=(const CaptureMemory&) = delete;
 
   /// Memory that was there before: the graph reads it in every replay, so it must stay. Once, at the end.
-  [[nodiscard]] std::vector<c10::Storage> take_given();
+  [[nodiscard]] std::vector<GivenMemory> take_given();
+  /// Numbers on the CPU that were there before, and that somebody still has. Once, at the end.
+  [[nodiscard]] std::vector<HostNumber> take_numbers();
   /// Memory that operations have made, and that still has an owner.
   [[nodiscard]] std::vector<WeakMemory> made() const;
+  /// Leaves of autograd that were there before, that need gradients, and that nobody keeps: a replay would not bring
+  /// their gradients out.
+  [[nodiscard]] bool has_unknown_leaves() const { return !leaves_.empty(); }
+  /// Gives them back the gradients that they had.
+  void reset_unknown_leaves() const;
 
  private:
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& operation);
   static void end(const at::RecordFunction& operation, at::ObserverContext* context);
+  void take(const at::Tensor& tensor);
+  void make(const at::Tensor& tensor);
 
   c10::DeviceType device_;
+  std::function<bool()> is_captured_;
   std::function<bool(const c10::StorageImpl*)> is_kept_;
   CaptureMemory* outer_;
   at::CallbackHandle handle_;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> given_;
+  int depth_ = 0;  // of operations that run
+  std::unordered_map<const c10::StorageImpl*, GivenMemory> given_;
+  std::vector<HostNumber> numbers_;
   std::unordered_map<const c10::StorageImpl*, WeakMemory> made_;  // which keeps their addresses their own
+  std::unordered_map<const c10::StorageImpl*, WeakMemory> given_on_host_;
+  std::unordered_map<const c10::StorageImpl*, WeakMemory> made_on_host_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> leaves_;  // with their gradients before
 };
 
 /// Gives what is still owned memory of its own, with the same data, so that later replays do not change it. Returns the
 /// memory that it had, which the graph goes on to use.
 std::vector<c10::DataPtr> move_out(const std::vector<WeakMemory>& made);
+
+/// Makes what was never computed, and is still owned, numbers that nobody takes for results.
+void fill_with_nan(const std::vector<WeakMemory>& made);
 
 /// While it lives, notes whether an operation of this thread takes a tensor with such memory.
 class UseWatch {

@@ -69,6 +69,7 @@ void Executor::drop_flights() {
 
 void Executor::clear() {
   parameters_.cancel();
+  if (graphs_) graphs_->abandon();
   losses_.clear();
   drop_flights();
   is_capturing_ = false;
@@ -97,6 +98,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
     try {
       run_instructions(0, program.instructions.size());
       if (watch && !watch->found().empty()) {
+        graphs_->stay_eager("a module uses a tensor that it has made during a capture that failed");
         throw InvalidArgument(world_.name() + ": " + watch->found() +
                               " takes a tensor that a module has made while a step was captured, and kept. The capture "
                               "has failed, so its values were never computed: make the module forget it, make it a "

@@ -7,6 +7,7 @@
 // the memory that a graph reads, and out of the memory that it has written, so that others never see that memory.
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 
 #include <algorithm>
 #include <map>
@@ -88,6 +89,12 @@ std::string Executor::why_eager() const {
   if (!graphs_) return "it computes on " + world_.device().str();
   if (std::any_of(handlers_.begin(), handlers_.end(), is_set)) {
     return "a handler runs between two actions (Pipeline::on)";
+  }
+  const at::DeviceType type = world_.device().type();
+  if (!options_.precision.autocast && at::autocast::is_autocast_enabled(type) &&
+      at::autocast::is_autocast_cache_enabled()) {
+    return "autocast around the step keeps copies of parameters, which a graph would go on to use when they have "
+           "changed: use PipelineOptions::precision (autocast), or turn its cache off";
   }
   if (!parameters_.can_wait()) {
     return "replicas share parameters or gradients of the optimizer's own type (shard, precision): only replicas "

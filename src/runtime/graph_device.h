@@ -32,6 +32,9 @@ class GraphDevice {
   /// returns what LibTorch has cached to the device, which waits for it.
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work, bool makes_room) = 0;
 
+  /// Whether what is issued to the current stream is captured.
+  [[nodiscard]] virtual bool is_capturing() const = 0;
+
   /// During a capture: streams that nobody else uses until it ends, for branches of the graph.
   virtual std::vector<c10::Stream> branches(std::size_t count) = 0;
 

@@ -106,6 +106,8 @@ class StepGraphs {
   void stay_eager(const std::string& why);
   /// The eager step has failed too: what came up during its capture was not about graphs.
   void forgive();
+  /// The step has failed while it was replayed.
+  void abandon();
 
   /// Memory that was made during a capture and never computed, because the step was not replayed; others have it.
   [[nodiscard]] const std::vector<WeakMemory>& uncomputed();
@@ -151,9 +153,15 @@ class StepGraphs {
     std::vector<GradientPtr> after;
     std::vector<at::Tensor> losses;
     std::vector<Value> outputs;
-    std::vector<c10::Storage> given;  // memory of others that graphs read
+    std::vector<std::size_t> changed_inputs;  // in place, by a stage
+    std::vector<GivenMemory> given;           // memory of others that graphs read
+    std::vector<HostNumber> numbers;
+    std::vector<std::function<void()>> put_back;  // gives modules what they kept before; until the first replay
     std::vector<WeakMemory> made;  // memory of graphs that others have: until the first replay, nobody has computed it
     std::vector<c10::DataPtr> left;  // memory of graphs that others had
+
+    /// Whether a step would read other numbers than were captured.
+    [[nodiscard]] bool is_outdated() const;
   };
 
   /// Steps of one signature.
@@ -164,7 +172,7 @@ class StepGraphs {
     std::string obstacle;                   // in a message that was learned
     std::optional<Captured> captured;
     int failures = 0;
-    int retaken = 0;          // how often it was dropped because somebody kept a gradient
+    int retaken = 0;          // how often it was dropped to be captured anew
     std::string reason;       // why it stays eager; empty if it does not
     bool has_failed = false;  // the reason concerns all ranks
   };
@@ -172,6 +180,8 @@ class StepGraphs {
   [[nodiscard]] Kind* find(const std::vector<std::uint64_t>& key);
   [[nodiscard]] int graphs() const;
   void drop_if_moved();
+  void forget_oldest();
+  void leave_uncomputed(std::vector<std::function<void()>>& put_back, const std::vector<WeakMemory>& made);
   [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
   [[nodiscard]] static bool is_result(const Captured& made, const c10::StorageImpl* memory);
   /// What a capture needs, before it begins.
@@ -186,6 +196,7 @@ class StepGraphs {
   [[nodiscard]] bool overwrites(const Captured& captured);
   [[nodiscard]] bool overwrites_after_all(const Captured& captured);
   void drop(Kind& kind);
+  void retake(Kind& kind, const char* why);
   /// Where gradients are that are other tensors than the ones that the graph changes; undefined for the others.
   std::vector<at::Tensor> bring_in_gradients(const Captured& captured);
   void bring_out_gradients(const Captured& captured, const std::vector<at::Tensor>& elsewhere);
@@ -207,7 +218,7 @@ class StepGraphs {
   std::vector<WeakMemory> uncomputed_;
   Kind* current_ = nullptr;    // that of this step
   bool is_learning_ = false;   // the current one
-  bool has_given_up_ = false;  // on the current one, in this step
+  bool has_given_up_ = false;  // on the current one, in this step, and may try again
   std::vector<std::string> said_;
   CapturedSteps report_;
 };

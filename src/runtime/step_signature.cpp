@@ -1,5 +1,8 @@
 #include "step_signature.h"
 
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -43,7 +46,9 @@ std::size_t StepSignature::index_of(const at::Tensor& tensor) const {
 
 void StepSignature::add(const at::Tensor& tensor) {
   if (!tensor.defined()) return add(std::uint64_t{0});
-  if (tensor.layout() != at::kStrided) return refuse("an input is sparse, which a graph cannot read again");
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) {
+    return refuse("an input is sparse or nested, which a graph cannot read again");
+  }
   if (tensor.device() != device_) {
     return refuse("an input is on " + tensor.device().str() + ", but the rank computes on " + device_.str() +
                   ": give inputs and targets there");
@@ -115,6 +120,20 @@ void StepSignature::add(const StepInputs& inputs) {
   }
   add(static_cast<std::uint64_t>(inputs.first_microbatch));
   add(std::uint64_t{inputs.keep_outputs});
+}
+
+void StepSignature::add_numeric_modes() {
+  const at::Context& context = at::globalContext();
+  const auto add_all = [this](auto... modes) { (add(static_cast<std::uint64_t>(modes)), ...); };
+  add_all(at::autocast::is_autocast_enabled(device_.type()), at::autocast::get_autocast_dtype(device_.type()),
+          context.deterministicAlgorithms(), context.deterministicCuDNN(), context.benchmarkCuDNN(),
+          context.userEnabledCuDNN(), context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(),
+          context.userEnabledMathSDP(), context.userEnabledCuDNNSDP(), context.allowFP16BF16ReductionMathSDP(),
+          context.allowFP16ReductionCuBLAS(), context.allowBF16ReductionCuBLAS(),
+          context.allowFP16AccumulationCuBLAS());
+  for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL}) {
+    add_all(context.float32Precision(at::Float32Backend::CUDA, op));
+  }
 }
 
 void StepSignature::add(const Stage& stage) {

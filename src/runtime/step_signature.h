@@ -19,6 +19,8 @@ class StepSignature {
   void add(const Value& value);
   void add(const ValueDict& dict);
   void add(const StepInputs& inputs);
+  /// What decides which kernels LibTorch takes.
+  void add_numeric_modes();
   /// Everything about a stage that may change between two steps, except gradients.
   void add(const Stage& stage);
 

@@ -103,11 +103,14 @@ struct Following : torch::autograd::Function<Following> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  const torch::autograd::variable_list& gradients) {
+    if (in_step > 0 && calls++ % in_step == 0) last.reset();
     const at::Tensor given = last.defined() ? gradients[0] + 0 * last.sum() : gradients[0];
     last = given * 2;
     return {given};
   }
   static inline at::Tensor last;
+  static inline int calls = 0;
+  static inline int in_step = 0;  // calls; if 0, it goes on where the step before has ended
 };
 
 struct Followed : Piece {
@@ -119,10 +122,30 @@ struct Followed : Piece {
 TEST_F(Lanes, AreGivenUpWhereBackwardsUseEachOthersTensors) {
   Training run{.model = {.name = "Followed", .make = [](int, int) { return std::make_shared<Followed>(); }},
                .schedule = "Interleaved1F1B"};
+  Following::calls = 0;
+  Following::in_step = run.stages * run.microbatches;
   const CapturedSteps captured = compare(run);
   Following::last.reset();
   EXPECT_EQ(captured.lanes, 1);
   EXPECT_EQ(captured.replayed, 4U) << captured.reason;
+}
+
+/// It goes on where the step before has ended, which a graph cannot. What a capture that fails has made is never
+/// computed: the step that uses it fails, and later ones go on without graphs.
+TEST_F(Lanes, ThatAreGivenUpLeaveNoTensorsThatLookComputed) {
+  Training run{.model = {.name = "Followed", .make = [](int, int) { return std::make_shared<Followed>(); }},
+               .schedule = "Interleaved1F1B"};
+  Following::last.reset();
+  Following::in_step = 0;
+  const Trace got = train(run, true).front();
+  Following::last.reset();
+  const auto has = [&](const char* name) {
+    return std::find(got.names.begin(), got.names.end(), name) != got.names.end();
+  };
+  EXPECT_TRUE(has("step 1: failed"));
+  EXPECT_FALSE(has("step 2: failed"));
+  EXPECT_EQ(got.captured.replayed, 0U);
+  EXPECT_THAT(got.captured.reason, testing::HasSubstr("a capture that failed"));
 }
 
 /// All stages count in one tensor that none of them has as a buffer.

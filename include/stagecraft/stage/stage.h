@@ -108,6 +108,10 @@ struct StageOptions {
   /// A number that changes when the stage begins to compute something else, such as when a submodule changes between
   /// training and evaluation: a step that was captured as a graph is then captured anew. Stages from modules have it.
   std::function<std::uint64_t()> mode = {};
+  /// Remembers which tensors the stage keeps for later calls, and returns a function that gives it back those: they may
+  /// have been replaced while a step was captured as a graph, and the graph is not used. Empty: such a stage must not
+  /// use what it has kept meanwhile; a step that does throws. Stages of Python modules have it.
+  std::function<std::function<void()>()> remember = {};
   /// A short text about the model and the cuts that the stage comes from; ranks compare it before the first step.
   /// Empty: unknown.
   std::string origin = {};

@@ -98,6 +98,9 @@ PythonStage make_stage(const py::dict& spec, bool has_seed, const Recompute& rec
   options.mode = [mode = Borrowed(spec["mode"], keep)] {
     return in_python([&] { return py::cast<std::uint64_t>(mode.get()()); });
   };
+  options.remember = [remember = Borrowed(spec["remember"], keep)] {
+    return in_python([&] { return as_function(remember.get()()); });
+  };
   if (!spec["auxiliary_loss"].is_none()) {
     options.auxiliary_loss = [loss = Borrowed(spec["auxiliary_loss"], keep)](const Value& output) {
       return in_python([&] { return py::cast<at::Tensor>(loss.get()(to_python(output))); });

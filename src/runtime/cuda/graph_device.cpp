@@ -91,11 +91,24 @@ class CudaGraph final : public DeviceGraph {
   }
   void replay() override {
     const std::shared_lock lock(captures());
+    if (!graph_->draws()) return graph_->replay();
+    // LibTorch's own generator has one place for its state, which every replay writes and its kernels read.
+    static std::map<c10::DeviceIndex, c10::Event> last_reads;
+    const std::lock_guard one_at_a_time(default_generators());
+    const c10::Stream stream = c10::cuda::getCurrentCUDAStream();
+    c10::Event& last = last_reads.try_emplace(stream.device_index(), c10::kCUDA).first->second;
+    last.block(stream);
     graph_->replay();
+    last.record(stream);
   }
 
  private:
   struct Graph : at::cuda::CUDAGraph {
+    /// Whether it takes numbers from LibTorch's own generator.
+    [[nodiscard]] bool draws() const {
+      return std::any_of(captured_generator_states_.begin(), captured_generator_states_.end(),
+                         [](const auto& state) { return state.second > 0; });
+    }
     void end_captures_of_generators() {
       for (auto& [state, increment] : captured_generator_states_) end_capture_of(*state);
     }
@@ -176,6 +189,14 @@ class CudaGraphDevice final : public GraphDevice {
     bytes_ += reserved() - before;
     if (failure) std::rethrow_exception(failure);
     return graph;
+  }
+
+  [[nodiscard]] bool is_capturing() const override {
+    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device_);
+    if (stream == c10::cuda::getDefaultCUDAStream(device_)) return false;  // it never is, and must not be asked
+    cudaStreamCaptureStatus status{};
+    C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
   }
 
   std::vector<c10::Stream> branches(std::size_t count) override {

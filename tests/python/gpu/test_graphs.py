@@ -1,5 +1,6 @@
 """Python modules on a GPU: steps that are replayed as graphs give what eager steps give, and ranks share the GPU. `make test-gpu` runs it."""
 
+import contextlib
 import unittest
 
 import torch
@@ -26,32 +27,87 @@ class Block(nn.Module):
         return x + self.dropout(torch.tanh(self.out(x)))
 
 
+class Carries(Block):
+    """Replaces a tensor that it goes on from in the next step."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.average = torch.zeros(WIDTH, device="cuda")
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean((0, 1))
+        return x - self.average
+
+
+class CarriesABuffer(Block):
+    def forward(self, x):
+        x = super().forward(x)
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean((0, 1))
+        return x - self.seen
+
+
+class Skips(Block):
+    """Draws on the CPU whether it computes anything."""
+
+    def forward(self, x):
+        return super().forward(x) if torch.rand(()) < 0.7 else x * 1.5
+
+
+class Cools(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.temperature = torch.tensor(1.0)  # cuda() does not move it
+
+    def forward(self, x):
+        return super().forward(x) / self.temperature
+
+
+class Draws(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.register_buffer("drawn", torch.zeros(256))
+
+    def forward(self, x):
+        self.drawn.copy_(nn.functional.dropout(torch.ones_like(self.drawn), 0.5))
+        return super().forward(x)
+
+
+class WorksInPlace(Block):
+    def forward(self, x):
+        if not x.requires_grad:
+            x.mul_(0.5)
+        return super().forward(x)
+
+
 def loss_of(output, target):
     return nn.functional.mse_loss(output, target)
 
 
-def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: None, ranks=1, **options):
+def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: None, ranks=1, block=Block, loss=loss_of,
+          around=contextlib.nullcontext, **options):
     """All that a run leaves behind, and what was captured."""
     torch.manual_seed(3)
-    modules = [Block(dropout).cuda() for _ in range(4)]
+    modules = [block(dropout).cuda() for _ in range(4)]
     batches = [(torch.randn(8, 5, WIDTH, device="cuda"), torch.randn(8, 5, WIDTH, device="cuda")) for _ in range(steps)]
     torch.manual_seed(11)
     traces, captured = {}, []
 
     def rank(world):
         own = [s for s in range(4) if s % ranks == world.rank]
-        pipeline = Pipeline([Stage(modules[s], s) for s in own], world=world, microbatches=4, loss=loss_of, seed=seed, graph=graph, **options)
+        pipeline = Pipeline([Stage(modules[s], s) for s in own], world=world, microbatches=4, loss=loss, seed=seed, graph=graph, **options)
         optimizer = torch.optim.AdamW([p for s in own for p in modules[s].parameters()], lr=1e-2)
         trace = []
         for step, (x, y) in enumerate(batches):
             before(step, modules)
             optimizer.zero_grad()
-            result = pipeline.step(x, target=y)
+            with around():
+                result = pipeline.step(x, target=y)
             trace += [loss.clone() for loss in result.losses]
             trace += [p.grad.clone() for s in own for p in modules[s].parameters() if p.grad is not None]
             optimizer.step()
         trace += [tensor.detach().clone() for s in own for tensor in (*modules[s].parameters(), *modules[s].buffers())]
-        traces[world.rank] = trace
+        traces[world.rank] = trace + [x for x, _ in batches]
         captured.append(pipeline.captured)
 
     torch.cuda.synchronize()  # ranks have streams of their own
@@ -95,6 +151,65 @@ class Graphs(unittest.TestCase):
         self.assertEqual(captured.reason, "")
         for gradient, value in kept:
             self.assertTrue(torch.equal(gradient, value))
+
+    def test_tensors_that_a_module_carries_and_replaces(self):
+        for block in (Carries, CarriesABuffer):
+            with self.subTest(block.__name__):
+                captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block)
+                self.assertIn("carries from step to step", captured.reason)
+
+    def test_numbers_drawn_on_the_cpu(self):
+        for seed in (None, 7):
+            with self.subTest(seed):
+                captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, seed=seed, dropout=0, block=Skips)
+                self.assertIn("on the CPU", captured.reason)
+
+    def test_numbers_in_tensors_on_the_cpu(self):
+        def change(step, modules):
+            for module in modules:
+                module.temperature.fill_(1 + step // 2)
+
+        self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, block=Cools, before=change)
+
+        def replace(step, modules):
+            for module in modules:
+                module.temperature = torch.tensor(1.0 + step, device="cuda")
+
+        captured = self.same(3, schedule="Interleaved1F1B", stages_per_rank=4, block=Cools, before=replace)
+        self.assertIn("reads a number", captured.reason)
+
+    def test_inputs_that_a_stage_changes(self):
+        self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, block=WorksInPlace)
+
+    def test_a_parameter_of_the_loss(self):
+        scales = {}
+        for graph in (False, True):
+            scale = scales[graph] = nn.Parameter(torch.ones((), device="cuda"))
+            _, captured = train(graph, schedule="Interleaved1F1B", stages_per_rank=4, loss=lambda output, target, scale=scale: loss_of(output * scale, target))
+        self.assertEqual(captured.replayed, 0)
+        self.assertIn("no parameter of a stage", captured.reason)
+        self.assertTrue(torch.equal(scales[True].grad, scales[False].grad))
+
+    def test_autocast_around_the_step(self):
+        captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, around=lambda: torch.autocast("cuda", torch.bfloat16))
+        self.assertIn("autocast", captured.reason)
+
+    def test_another_precision_of_products(self):
+        def before(step, modules):
+            torch.backends.cuda.matmul.allow_tf32 = step >= 3
+
+        self.addCleanup(setattr, torch.backends.cuda.matmul, "allow_tf32", torch.backends.cuda.matmul.allow_tf32)
+        self.same(4, schedule="Interleaved1F1B", stages_per_rank=4, before=before)
+
+    def test_threads_that_draw_from_torchs_own_generator(self):
+        """Replays of two ranks take turns with it: no two layers draw the same."""
+        for _ in range(10):
+            layers = []
+            _, captured = train(True, schedule="Interleaved1F1B", stages_per_rank=2, ranks=2, seed=None, block=Draws,
+                                before=lambda step, modules: layers.extend(modules))
+            self.assertEqual(captured.replayed, 5)
+            drawn = {tuple(layer.drawn.tolist()) for layer in layers}
+            self.assertEqual(len(drawn), 4)
 
     def test_modes_that_change(self):
         def before(step, modules):

@@ -219,6 +219,28 @@ class Modules(unittest.TestCase):
         self.assertFalse(modules[1][0].training)
         self.assertFalse(first.output.requires_grad)
 
+    def test_what_a_capture_has_changed_is_given_back(self):
+        """A step that is captured as a graph, and not replayed, has run the modules' code without a result."""
+        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        layer = module[1]
+        layer.masks, layer.lengths, layer.last = {2: torch.ones(2)}, [1], None
+        before = {**vars(layer), "masks": dict(layer.masks), "lengths": list(layer.lengths), "_buffers": dict(layer._buffers)}
+        give_back = sc.Stage(module, 0).as_dict()["remember"]()
+        layer.masks[3] = torch.ones(3)
+        layer.masks[2] = torch.zeros(2)
+        layer.lengths.append(2)
+        layer.last = torch.ones(1)
+        layer.running_mean = torch.ones(2)
+        layer.made = torch.ones(1)
+        layer.calls = 1
+        give_back()
+        self.assertEqual(vars(layer).keys(), before.keys())
+        self.assertIs(layer.last, None)
+        for name in ("masks", "_buffers"):
+            self.assertEqual(vars(layer)[name].keys(), before[name].keys())
+            self.assertTrue(all(value is before[name][key] for key, value in vars(layer)[name].items()))
+        self.assertEqual(layer.lengths, [1])
+
     def test_replaced_module(self):
         pipeline, before = train([models.block(0), models.block(1)])
 

@@ -7,6 +7,7 @@
 namespace stagecraft {
 namespace {
 
+const auto kAlways = [] { return true; };
 const auto kNobody = [](const c10::StorageImpl*) { return false; };
 
 bool has(const std::vector<WeakMemory>& all, const at::Tensor& tensor) {
@@ -19,23 +20,80 @@ TEST(CaptureMemory, KeepsWhatWasThereBefore) {
   at::Tensor mask = at::ones({4});
   const at::Tensor parameter = at::ones({4});
   const auto weak = mask.storage().getWeakStorageImpl();
-  std::vector<c10::Storage> given;
+  std::vector<GivenMemory> given;
   {
-    CaptureMemory memory(
-        at::kCPU, [&](const c10::StorageImpl* one) { return one == parameter.storage().unsafeGetStorageImpl(); });
+    CaptureMemory memory(at::kCPU, kAlways, [&](const c10::StorageImpl* one) {
+      return one == parameter.storage().unsafeGetStorageImpl();
+    });
     const at::Tensor x = at::zeros({4}) + mask.view({2, 2}).view({4}) * parameter;
     given = memory.take_given();
   }
   ASSERT_EQ(given.size(), 1U);
-  EXPECT_EQ(given[0].unsafeGetStorageImpl(), mask.storage().unsafeGetStorageImpl());
+  EXPECT_EQ(given[0].storage.unsafeGetStorageImpl(), mask.storage().unsafeGetStorageImpl());
+  EXPECT_FALSE(given[0].is_number);
+  EXPECT_FALSE(given[0].is_ours_alone());
   mask = at::ones({5});
+  EXPECT_TRUE(given[0].was_let_go());
   EXPECT_FALSE(weak.expired()) << "the graph still reads it";
   given.clear();
   EXPECT_TRUE(weak.expired());
 }
 
+TEST(CaptureMemory, KnowsNumbersOnTheCpu) {
+  at::Tensor temperature = at::scalar_tensor(2.0);
+  const at::Tensor scales = at::full({2}, 3.0);
+  const at::Tensor x = at::ones({4});
+  std::vector<HostNumber> numbers;
+  {
+    CaptureMemory memory(at::kCPU, kAlways, kNobody);
+    (void)(x * temperature * 0.5 * at::scalar_tensor(4.0) + scales[1] + at::full({2}, 4.0)[0]);
+    (void)(x * temperature);
+    numbers = memory.take_numbers();
+  }
+  ASSERT_EQ(numbers.size(), 2U) << "neither numbers in the code, nor those that the step makes";
+  const auto have_changed = [&] {
+    return std::count_if(numbers.begin(), numbers.end(), [](const HostNumber& one) { return one.has_changed(); });
+  };
+  EXPECT_EQ(have_changed(), 0);
+  temperature.fill_(5);
+  EXPECT_EQ(have_changed(), 1);
+  temperature.fill_(2);
+  EXPECT_EQ(have_changed(), 0);
+  temperature = at::scalar_tensor(2.0);
+  EXPECT_EQ(have_changed(), 1) << "the step would read another tensor";
+}
+
+TEST(CaptureMemory, FindsLeavesThatNobodyKeeps) {
+  const at::Tensor weight = at::ones({4}).requires_grad_();
+  const at::Tensor known = at::ones({4}).requires_grad_();
+  CaptureMemory memory(at::kCPU, kAlways,
+                       [&](const c10::StorageImpl* one) { return one == known.storage().unsafeGetStorageImpl(); });
+  const at::Tensor inner = (known * 2).detach().requires_grad_();  // as between two stages
+  (inner * 3).sum().backward();
+  EXPECT_FALSE(memory.has_unknown_leaves());
+  (inner * weight).sum().backward();
+  EXPECT_TRUE(memory.has_unknown_leaves());
+  EXPECT_TRUE(weight.grad().defined());
+  memory.reset_unknown_leaves();
+  EXPECT_FALSE(weight.grad().defined());
+}
+
+/// A mean is made first, and then written by a sum.
+TEST(CaptureMemory, KnowsWhatOperationsMakeForOthers) {
+  const at::Tensor x = at::ones({4, 4});
+  CaptureMemory memory(at::kCPU, kAlways, kNobody);
+  const at::Tensor kept = x.mean(0);
+  { const at::Tensor dropped = x.mean(1) * 2; }
+  EXPECT_TRUE(has(memory.made(), kept));
+  EXPECT_EQ(memory.made().size(), 1U);
+  std::vector<GivenMemory> given = memory.take_given();
+  std::erase_if(given, [](const GivenMemory& one) { return one.is_inner; });
+  ASSERT_EQ(given.size(), 1U);
+  EXPECT_EQ(given[0].storage.unsafeGetStorageImpl(), x.storage().unsafeGetStorageImpl());
+}
+
 TEST(CaptureMemory, KnowsWhatOthersHaveKept) {
-  CaptureMemory memory(at::kCPU, kNobody);
+  CaptureMemory memory(at::kCPU, kAlways, kNobody);
   const at::Tensor kept = at::arange(6).view({2, 3});
   { const at::Tensor dropped = kept.neg(); }
   at::Tensor changed = at::ones({3});
@@ -46,8 +104,21 @@ TEST(CaptureMemory, KnowsWhatOthersHaveKept) {
   EXPECT_THAT(memory.take_given(), testing::IsEmpty());
 }
 
+/// LibTorch keeps the state of its generators: a replay reads it where it was made.
+TEST(CaptureMemory, LeavesOutWhatIsMadeBesideTheGraph) {
+  bool is_captured = false;
+  CaptureMemory memory(
+      at::kCPU, [&] { return is_captured; }, kNobody);
+  const at::Tensor beside = at::zeros({1});
+  is_captured = true;
+  const at::Tensor kept = at::zeros({1});
+  is_captured = false;
+  EXPECT_EQ(memory.made().size(), 1U);
+  EXPECT_TRUE(has(memory.made(), kept));
+}
+
 TEST(CaptureMemory, MovesOutWhatOthersHaveKept) {
-  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kNobody);
+  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kAlways, kNobody);
   const at::Tensor kept = at::arange(6);
   const at::Tensor view = kept.narrow(0, 2, 2);
   const std::vector<WeakMemory> made = memory->made();
@@ -60,6 +131,20 @@ TEST(CaptureMemory, MovesOutWhatOthersHaveKept) {
   EXPECT_EQ(kept[2].item<std::int64_t>(), 2);
   EXPECT_EQ(view[0].item<std::int64_t>(), 2);
   EXPECT_NE(kept.const_data_ptr(), before);
+}
+
+TEST(CaptureMemory, MakesWhatWasNotComputedNaN) {
+  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kAlways, kNobody);
+  std::vector<at::Tensor> kept;
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    kept.push_back(at::ones({3}, at::TensorOptions(type)));
+  }
+  const std::vector<WeakMemory> made = memory->made();
+  memory.reset();
+  kept.emplace_back(at::ones({3}));  // of somebody else
+  fill_with_nan(made);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(kept[i].isnan().all().item<bool>()) << kept[i];
+  EXPECT_TRUE(kept[4].eq(1).all().item<bool>());
 }
 
 TEST(CaptureMemory, TellsOfAUse) {

@@ -82,6 +82,7 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
         "buffers": [(_joined(prefix, name), value) for name, value in _named_buffers(unwrapped(module))],
         "enter_evaluation": _Evaluation(owner),
         "mode": _Mode(owner),
+        "remember": _Remember(owner),
         "full_backward": False,
         "copy_inputs": False,
         "inputs": [],
@@ -98,6 +99,29 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
         spec["layers"] = [(_joined(prefix, name), layer) for name, layer in module.named_children()]
     spec.update(options)
     return spec
+
+
+class _Remember:
+    """Remembers the attributes of the stage's modules, with what their lists and dicts hold. Returns a function that gives them back."""
+
+    def __init__(self, owner: Any):
+        self._owner = owner
+
+    def __call__(self) -> Callable[[], None]:
+        held: list = [vars(module) for module in unwrapped(self._owner.submod).modules()]
+        held += [value for attributes in held for value in attributes.values() if isinstance(value, (dict, list))]
+        before = [(place, dict(place) if isinstance(place, dict) else list(place)) for place in held]
+
+        def give_back() -> None:
+            for place, content in before:
+                if isinstance(place, list):
+                    place[:] = content
+                    continue
+                for name in [name for name in place if name not in content]:
+                    del place[name]
+                place.update(content)
+
+        return give_back
 
 
 class _Mode:

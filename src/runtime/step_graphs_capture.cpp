@@ -1,0 +1,240 @@
+// Captures a step, finds out what of it a replay would not do again, and replays it.
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "step_graphs.h"
+
+namespace stagecraft {
+namespace {
+
+/// The first line of an error: what follows is the table around the action.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+at::Tensor like(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
+}
+
+/// A copy that the caller may keep.
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& losses) {
+  const auto is_alike = [&](const at::Tensor& loss) {
+    return loss.defined() && loss.sizes() == losses.front().sizes() &&
+           loss.scalar_type() == losses.front().scalar_type();
+  };
+  if (!losses.empty() && std::all_of(losses.begin(), losses.end(), is_alike)) return at::stack(losses).unbind();
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& loss : losses) copies.push_back(loss.defined() ? loss.clone() : loss);
+  return copies;
+}
+
+}  // namespace
+
+/// What differs from step to step, except gradients and random numbers.
+void StepGraphs::bring_in(Captured& captured, const StepSignature& signature) {
+  if (!captured.inputs.empty()) at::_foreach_copy_(captured.inputs, signature.tensors(), /*non_blocking=*/true);
+  if (captured.seeds.numel() > 0) upload(losses_.seeds(), captured.seeds);
+}
+
+void StepGraphs::bring_out(Captured& captured, const Execution& execution) {
+  losses_.set_losses(copies_of(captured.losses));
+  for (std::size_t m = 0; m < captured.outputs.size(); ++m) execution.outputs[m] = copy_of(captured.outputs[m]);
+}
+
+/// Parameters and buffers belong to the modules; `drop_if_moved` sees when they have others. Gradients are counted.
+std::unordered_set<const c10::StorageImpl*> StepGraphs::kept_by_others(const Captured& made) {
+  std::unordered_set<const c10::StorageImpl*> all;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) all.insert(tensor.storage().unsafeGetStorageImpl());
+  };
+  for (const Stage& stage : stages_) {
+    for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
+      for (const auto& [name, tensor] : *tensors) add(tensor);
+    }
+  }
+  for (const at::Tensor& input : made.inputs) add(input);
+  add(made.seeds);
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    add(gradient_of(i));
+    if (made.before[i]) add(made.before[i]->tensor);
+  }
+  return all;
+}
+
+/// What a capture has made is not computed: modules get back what they had, where they can.
+void StepGraphs::leave_uncomputed(std::vector<std::function<void()>>& put_back, const std::vector<WeakMemory>& made) {
+  for (const auto& put : std::exchange(put_back, {})) put();
+  uncomputed_.insert(uncomputed_.end(), made.begin(), made.end());
+}
+
+void StepGraphs::abandon() {
+  if (current_ == nullptr || !current_->captured) return;
+  leave_uncomputed(current_->captured->put_back, current_->captured->made);
+}
+
+bool StepGraphs::Captured::is_outdated() const {
+  return std::any_of(numbers.begin(), numbers.end(), [](const HostNumber& one) { return one.has_changed(); }) ||
+         std::any_of(given.begin(), given.end(),
+                     [](const GivenMemory& one) { return one.is_number && one.was_let_go(); });
+}
+
+const std::vector<WeakMemory>& StepGraphs::uncomputed() {
+  std::erase_if(uncomputed_, [](const WeakMemory& memory) { return memory.expired(); });
+  return uncomputed_;
+}
+
+/// Losses, outputs and gradients.
+bool StepGraphs::is_result(const Captured& made, const c10::StorageImpl* memory) {
+  const auto is_it = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == memory;
+  };
+  bool found = std::any_of(made.losses.begin(), made.losses.end(), is_it);
+  for (const GradientPtr& gradient : made.after) found = found || (gradient && is_it(gradient->tensor));
+  for (const Value& output : made.outputs) {
+    output.for_each_tensor([&](const at::Tensor& tensor) { found = found || is_it(tensor); });
+  }
+  return found;
+}
+
+StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
+  Captured made;
+  made.random = std::make_unique<StreamSeeds>(*graphs_, device_);
+  for (const at::Tensor& tensor : signature.tensors()) made.inputs.push_back(like(tensor));
+  made.seeds =
+      at::zeros({static_cast<std::int64_t>(losses_.seeds().size())}, at::TensorOptions(at::kDouble).device(device_));
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    const at::Tensor& gradient = gradient_of(i);
+    GradientPtr& before = made.before.emplace_back();
+    if (!gradient.defined()) continue;
+    before = known(gradient);
+    if (!before) before = std::make_shared<Gradient>(Gradient{like(gradient), 0});
+  }
+  return made;
+}
+
+std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, const Execution& execution) {
+  if (!kind.obstacle.empty()) return kind.obstacle;
+  Captured made;
+  try {
+    made = with_memory(signature);
+  } catch (const c10::Error& error) {
+    return first_line(error.what_without_backtrace());
+  }
+  for (const Stage& stage : stages_) {
+    if (stage.options().remember) made.put_back.push_back(stage.options().remember());
+  }
+  StepInputs inputs = signature.with(execution.inputs, made.inputs);
+  const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
+  inputs.loss_keywords = &keywords;
+  std::vector<at::Tensor> originals;  // gradients before the step
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    originals.push_back(gradient_of(i));
+    if (made.before[i]) gradient_of(i) = made.before[i]->tensor;
+  }
+  const auto capture_piece = [&](const std::function<void()>& work) {
+    const GraphRandomScope random(*made.random);
+    made.pieces.graphs.push_back(graphs_->capture(work, /*makes_room=*/made.pieces.graphs.empty()));
+  };
+  std::vector<std::uint32_t> versions;
+  for (const at::Tensor& input : made.inputs) versions.push_back(input._version());
+  std::string why;
+  const std::unordered_set<const c10::StorageImpl*> known = kept_by_others(made);
+  CaptureMemory memory(
+      device_.type(), [&] { return graphs_->is_capturing(); },
+      [&](const c10::StorageImpl* one) { return known.contains(one); });
+  losses_.begin_capture(inputs, made.seeds);
+  try {
+    const at::AutoGradMode training(true);
+    execution.capture(inputs, made.pieces, capture_piece);
+  } catch (const c10::Error& error) {
+    why = first_line(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    why = first_line(error.what());
+  }
+  made.losses = losses_.end_capture(execution.inputs);
+  made.outputs = std::exchange(execution.outputs, std::vector<Value>(execution.outputs.size()));
+  execution.clear();
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    at::Tensor& gradient = gradient_of(i);
+    GradientPtr& after = made.after.emplace_back();
+    if (made.before[i]) {
+      after = made.before[i];
+      if (!gradient.is_same(after->tensor) && why.empty()) why = "a gradient was replaced during the step";
+    } else if (gradient.defined()) {
+      after = std::make_shared<Gradient>(Gradient{gradient, 0});
+      if (gradient.layout() != at::kStrided && why.empty()) why = "a gradient is sparse";
+    }
+    gradient = originals[i];
+    // With masters, a backward that has failed leaves gradients of the module's own.
+    if (&gradient != &trained_[i].mutable_grad()) trained_[i].mutable_grad().reset();
+  }
+  originals.clear();
+  if (memory.has_unknown_leaves()) {
+    memory.reset_unknown_leaves();
+    if (why.empty()) {
+      why = "it trains a tensor that is no parameter of a stage: make it one, for example of the last stage";
+    }
+  }
+  for (std::size_t i = 0; i < versions.size(); ++i) {
+    if (made.inputs[i]._version() != versions[i]) made.changed_inputs.push_back(i);
+  }
+  made.numbers = memory.take_numbers();
+  made.given = memory.take_given();
+  for (const WeakMemory& lost : uncomputed()) {
+    const auto is_it = [&](const GivenMemory& one) {
+      return one.storage.unsafeGetStorageImpl() == lost._unsafe_get_target();
+    };
+    if (std::any_of(made.given.begin(), made.given.end(), is_it) && why.empty()) {
+      why = "a module uses a tensor that it has made during a capture that failed";
+    }
+  }
+  made.made = memory.made();
+  std::erase_if(made.given,
+                [&](const GivenMemory& one) { return is_result(made, one.storage.unsafeGetStorageImpl()); });
+  std::erase_if(made.made, [&](const WeakMemory& one) { return is_result(made, one._unsafe_get_target()); });
+  // What was read has gone, and something new has stayed: the next step would go on from that.
+  const auto was_let_go = [](const GivenMemory& one) { return one.was_let_go(); };
+  if (why.empty() && !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go)) {
+    why = "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
+  }
+  for (GivenMemory& one : made.given) one.is_number = one.is_number && !one.was_let_go();
+  if (!why.empty()) {
+    std::vector<std::function<void()>> put_back = std::move(made.put_back);
+    made = Captured();
+    leave_uncomputed(put_back, memory.made());
+    fill_with_nan(memory.made());
+    return why;
+  }
+  if (made.made.empty()) made.put_back.clear();  // modules have kept nothing
+  for (const GradientPtr& after : made.after) {
+    if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
+  }
+  made.number = ++captures_;
+  kind.captured = std::move(made);
+  return {};
+}
+
+void StepGraphs::replay(const StepSignature& signature, const Execution& execution) {
+  Captured& captured = *current_->captured;
+  const at::NoGradGuard no_graph;
+  bring_in(captured, signature);
+  captured.random->set_step(options_.seed, execution.inputs.number);
+  const std::vector<at::Tensor> elsewhere = bring_in_gradients(captured);
+  execution.replay(captured.pieces);
+  bring_out_gradients(captured, elsewhere);
+  bring_out(captured, execution);
+  for (const std::size_t i : captured.changed_inputs) signature.tensors()[i].copy_(captured.inputs[i]);
+  captured.put_back.clear();
+  for (const WeakMemory& one : captured.made) {
+    std::erase_if(uncomputed_,
+                  [&](const WeakMemory& lost) { return lost._unsafe_get_target() == one._unsafe_get_target(); });
+  }
+  if (!captured.made.empty()) captured.left = move_out(std::exchange(captured.made, {}));
+  ++report_.replayed;
+  report_.last_was_replayed = true;
+  report_.reason.clear();
+}
+
+}  // namespace stagecraft
