@@ -4,6 +4,7 @@ set(files gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/recorded_graph_tes
 if(NOT STAGECRAFT_HAS_CUDA)
   list(TRANSFORM files PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(APPEND registered ${files})
+  include(stand_in_tests.cmake)
   return()
 endif()
 set(STAGECRAFT_NCCL "" CACHE FILEPATH "libnccl.so.2 for the tests, in place of LibTorch's own: ranks that share a GPU need version 2.30 or later")

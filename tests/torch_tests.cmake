@@ -24,6 +24,7 @@ endfunction()
 stagecraft_torch_test(autograd_test 1 unit/autograd/backward_test.cpp unit/autograd/backward_memory_test.cpp unit/autograd/accumulators_test.cpp)
 stagecraft_torch_test(equivalence_test 4 equivalence/equivalence_test.cpp equivalence/settings_test.cpp)
 stagecraft_torch_test(crossings_test 1 crossings/crossings_test.cpp)
+target_include_directories(crossings_test PRIVATE ${PROJECT_SOURCE_DIR})  # whether steps can be captured
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/handlers_test.cpp unit/runtime/pipeline_errors_test.cpp
                       unit/runtime/loss_weight_test.cpp unit/runtime/memory_test.cpp unit/runtime/precision_test.cpp unit/runtime/step_options_test.cpp unit/runtime/recompute_test.cpp unit/runtime/replicas_test.cpp unit/runtime/sharding_test.cpp unit/automatic/auto_test.cpp
                       unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/graph_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp

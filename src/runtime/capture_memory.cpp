@@ -88,7 +88,7 @@ void CaptureMemory::end(const at::RecordFunction& operation, at::ObserverContext
 void CaptureMemory::take(const at::Tensor& tensor) {
   const c10::StorageImpl* memory = memory_of(tensor);
   if (memory == nullptr) return;
-  if (tensor.is_cpu() && depth_ == 1 && !made_on_host_.contains(memory)) {
+  if (is_on_host(tensor) && depth_ == 1 && !made_on_host_.contains(memory)) {
     given_on_host_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
     const bool is_number = tensor.dim() == 0 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     const auto is_it = [&](const HostNumber& one) { return one.is(tensor); };
@@ -105,7 +105,7 @@ void CaptureMemory::take(const at::Tensor& tensor) {
 void CaptureMemory::make(const at::Tensor& tensor) {
   const c10::StorageImpl* memory = memory_of(tensor);
   if (memory == nullptr) return;
-  if (tensor.is_cpu() && !given_on_host_.contains(memory)) {
+  if (is_on_host(tensor) && !given_on_host_.contains(memory)) {
     made_on_host_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
   }
   if (tensor.device().type() != device_ || is_kept_(memory)) return;

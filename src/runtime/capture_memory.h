@@ -77,6 +77,7 @@ class CaptureMemory {
  private:
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& operation);
   static void end(const at::RecordFunction& operation, at::ObserverContext* context);
+  [[nodiscard]] bool is_on_host(const at::Tensor& tensor) const { return tensor.is_cpu() && device_ != at::kCPU; }
   void take(const at::Tensor& tensor);
   void make(const at::Tensor& tensor);
 

@@ -1,6 +1,7 @@
 #include "check_options.h"
 
 #include "compute_types.h"
+#include "graph_device.h"
 #include "stagecraft/core/error.h"
 
 namespace stagecraft {
@@ -39,7 +40,7 @@ void check_options(const PipelineOptions& options, const std::vector<Stage>& sta
     throw InvalidArgument(
         "loss_weight is about a mean, but loss_scale is kSum, which adds up all losses: give one of them");
   }
-  if (options.graph.is_on() && !options.graph.is_auto() && !world.device().is_cuda()) {
+  if (options.graph.is_on() && !options.graph.is_auto() && !make_graph_device(world.device())) {
     throw InvalidArgument("graph is true, but rank " + std::to_string(world.rank().value) + " computes on " +
                           world.device().str() +
                           ": only steps on a CUDA device can be captured; leave it out, or write .graph = \"auto\" to "

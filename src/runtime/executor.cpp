@@ -46,7 +46,7 @@ Executor::Executor(World& world, const std::vector<Stage>& stages, const Pipelin
         std::any_of(place.segments.begin(), place.segments.end(), [](const Segment& s) { return s.again; });
   }
   empty_flights();
-  if (!world.device().is_cpu()) times_.emplace(world.device());
+  if (has_streams(world.device())) times_.emplace(world.device());
   if (!options.graph.is_on()) return;
   graphs_.emplace(world.device(), options, stages, parameters, losses);
   if (!graphs_->can_capture()) graphs_.reset();
@@ -87,7 +87,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   outputs_ = StepOutputs();
   outputs_.outputs.resize(microbatches_);
   timeline_.clear();
-  if (program.has_messages && !world_.device().is_cpu()) wait_for_earlier_steps();
+  if (program.has_messages && has_streams(world_.device())) wait_for_earlier_steps();
   const at::AutoGradMode mode(inputs.training());
   begin_sides();
   parameters_.begin_step(inputs.update);
@@ -120,7 +120,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
       timeline_.push_back({action, done.start, done.end, done.waited, done.bytes, /*beside=*/true});
     }
   }
-  if (program.has_messages && !world_.device().is_cpu()) {
+  if (program.has_messages && has_streams(world_.device())) {
     ends_.emplace_back(world_.device().type()).record(current_stream(world_.device()));
   }
   program_ = nullptr;

@@ -36,7 +36,7 @@ struct Executor::Partner {
 /// Called before the first action of a step.
 void Executor::begin_sides() {
   const c10::Device device = world_.device();
-  has_sides_ = program_->has_overlaps && inputs_->training() && !device.is_cpu();
+  has_sides_ = program_->has_overlaps && inputs_->training() && has_streams(device);
   if (!has_sides_) return;
   if (!second_stream_) second_stream_.emplace(device);
   own_stream_ = current_stream(device);

@@ -13,7 +13,7 @@ template <typename Number>
 void upload(const std::vector<Number>& numbers, const at::Tensor& to) {
   const auto count = static_cast<std::int64_t>(numbers.size());
   // LibTorch gives pinned memory away again only when the copy from it is done.
-  const at::Tensor pinned = at::empty({count}, to.options().device(at::kCPU).pinned_memory(true));
+  const at::Tensor pinned = at::empty({count}, to.options().device(at::kCPU).pinned_memory(!to.is_cpu()));
   std::copy(numbers.begin(), numbers.end(), pinned.mutable_data_ptr<Number>());
   to.narrow(0, 0, count).copy_(pinned, /*non_blocking=*/true);
 }

@@ -13,6 +13,7 @@ class StreamSeeds : public GraphRandom {
   /// Made before the capture. `graphs` outlives it.
   StreamSeeds(GraphDevice& graphs, c10::Device device);
 
+  [[nodiscard]] c10::Device device() const override { return seeds_.device(); }
   at::Generator generator(const RandomStream& stream, std::uint64_t offset) override;
   [[nodiscard]] std::uint64_t offset_of(const at::Generator& generator) const override {
     return graphs_.offset_of(generator);

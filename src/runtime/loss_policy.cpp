@@ -137,7 +137,7 @@ at::Tensor LossPolicy::seed_for(const at::Tensor& loss, MicrobatchId microbatch)
   const double weight = weights_[microbatch.index()] * replica_weight_ * scale_;
   // The halves of an overlap have streams of their own, and neither waits for what the other computes.
   const std::optional<c10::Stream> stream =
-      loss.is_cpu() ? std::optional<c10::Stream>() : current_stream(loss.device());
+      has_streams(loss.device()) ? std::optional(current_stream(loss.device())) : std::nullopt;
   const bool same = seed_.defined() && seed_weight_ == weight && seed_.sizes() == loss.sizes() &&
                     seed_.scalar_type() == loss.scalar_type() && seed_.device() == loss.device() &&
                     seed_stream_ == stream;

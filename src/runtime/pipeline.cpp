@@ -233,7 +233,7 @@ class Pipeline::Implementation {
   }
 
   void wait_for_device() const {
-    if (!world_.device().is_cpu()) current_stream(world_.device()).synchronize();
+    if (has_streams(world_.device())) current_stream(world_.device()).synchronize();
   }
 
   /// Uses this schedule from the next step on. The executor stays: it depends only on the placement and the number of

@@ -36,9 +36,9 @@ struct RandomScope::Streams {
   [[nodiscard]] bool has(const at::Generator& generator) const {
     return std::any_of(generators.begin(), generators.end(), [&](const auto& own) { return own.second == generator; });
   }
-  /// The position of a generator, for `go_on_from`.
-  [[nodiscard]] static at::Tensor position_of(const at::Generator& generator);
-  void go_on_from(c10::Device device, const at::Tensor& position);
+  /// For `go_on_from`.
+  [[nodiscard]] std::vector<RandomScope::Continued::Position> positions() const;
+  void go_on_from(const RandomScope::Continued::Position& position);
 
  private:
   [[nodiscard]] at::Generator made_on(c10::Device device) const;
@@ -54,9 +54,6 @@ constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 thread_local RandomScope* innermost = nullptr;
 thread_local const char* forbidden = nullptr;   // why nothing may be drawn
 thread_local GraphRandom* capturing = nullptr;  // while a step is captured
-constexpr const char* kDrawnOnCpu =
-    "it draws random numbers on the CPU, which a graph would repeat in every step: draw them on the device, or leave "
-    "out PipelineOptions::graph";
 
 // Stage 3, the layer at position 3 and a layer called "3" have streams of their own.
 constexpr std::uint64_t kStages = 1;
@@ -75,6 +72,14 @@ std::uint64_t mix(std::uint64_t seed, std::uint64_t value) {
 c10::Device only_name_of(c10::Device device) {
   if (device.is_cpu()) return {c10::kCPU};
   return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// Throws if it is another device than the captured one: numbers of the CPU would be the same in every replay.
+void check_captured_draw(c10::Device device) {
+  if (capturing == nullptr || device == only_name_of(capturing->device()) || device.is_meta()) return;
+  throw InvalidArgument("it draws random numbers on " + (device.is_cpu() ? "the CPU" : device.str()) +
+                        ", which a graph would repeat in every step: draw them on the device, or leave out "
+                        "PipelineOptions::graph");
 }
 
 /// The device on which an operation draws: that of its first tensor, or the one on which it makes a tensor.
@@ -153,7 +158,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     const auto argument = generator_argument(op);
     const bool has_own = argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
     if (forbidden != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
-    if (capturing != nullptr && device_of(op, *stack).is_cpu()) throw InvalidArgument(kDrawnOnCpu);
+    check_captured_draw(device_of(op, *stack));
     return op.redispatchBoxed(beyond, stack);
   }
   const c10::Device device = device_of(op, *stack);
@@ -210,7 +215,7 @@ std::uint64_t seed_of(const RandomStream& stream, std::uint64_t seed, std::uint6
 
 at::Generator RandomScope::Streams::made_on(c10::Device device) const {
   if (capturing != nullptr) {
-    if (device.is_cpu()) throw InvalidArgument(kDrawnOnCpu);
+    check_captured_draw(device);
     return capturing->generator(stream, 0);
   }
   at::Generator made =
@@ -220,15 +225,21 @@ at::Generator RandomScope::Streams::made_on(c10::Device device) const {
   return made;
 }
 
-at::Tensor RandomScope::Streams::position_of(const at::Generator& generator) {
-  if (capturing == nullptr || !generator.device().is_cuda()) return generator.get_state();
-  return at::scalar_tensor(static_cast<std::int64_t>(capturing->offset_of(generator)), at::kLong);
+std::vector<RandomScope::Continued::Position> RandomScope::Streams::positions() const {
+  std::vector<RandomScope::Continued::Position> all;
+  for (const auto& [device, generator] : generators) {
+    if (capturing == nullptr) {
+      all.push_back({device, generator.get_state()});
+    } else {
+      all.push_back({device, {}, capturing->offset_of(generator)});
+    }
+  }
+  return all;
 }
 
-void RandomScope::Streams::go_on_from(c10::Device device, const at::Tensor& position) {
-  if (capturing == nullptr || !device.is_cuda()) return on(device).set_state(position);
-  generators.emplace_back(device,
-                          capturing->generator(stream, static_cast<std::uint64_t>(position.item<std::int64_t>())));
+void RandomScope::Streams::go_on_from(const RandomScope::Continued::Position& position) {
+  if (capturing == nullptr) return on(position.device).set_state(position.state);
+  generators.emplace_back(position.device, capturing->generator(stream, position.offset));
 }
 
 RandomScope::Streams* RandomScope::current() {
@@ -266,8 +277,7 @@ std::unique_ptr<RandomScope::Streams> RandomScope::new_streams(std::uint64_t lay
 void RandomScope::note_continued(Streams& streams) {
   if (streams.segment == segment_) return;
   streams.segment = segment_;
-  Continued& own = continued_.emplace_back(Continued{layer_, {}});
-  for (auto& [device, generator] : streams.generators) own.states.emplace_back(device, Streams::position_of(generator));
+  continued_.push_back({layer_, streams.positions()});
 }
 
 void RandomScope::begin_segment() {
@@ -284,7 +294,7 @@ std::vector<RandomScope::Continued> RandomScope::end_segment() {
 void RandomScope::restore(const std::vector<Continued>& continued) {
   for (const Continued& own : continued) {
     auto streams = new_streams(own.layer);
-    for (const auto& [device, position] : own.states) streams->go_on_from(device, position);
+    for (const Continued::Position& position : own.positions) streams->go_on_from(position);
     streams_.emplace_back(own.layer, std::move(streams));
   }
 }

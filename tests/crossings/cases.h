@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "layered_model.h"
+#include "src/runtime/graph_device.h"
 #include "stagecraft/core/random.h"
 #include "support/schedule_names.h"
 
@@ -202,7 +203,7 @@ inline Case draw_case(std::uint64_t seed, int world) {
                      dice.up_to(layout.microbatches - 1), dice.one_in(2)};
   }
   drawn.records = dice.one_in(3);
-  if (device().is_cuda()) {
+  if (make_graph_device(device())) {
     drawn.updates = dice.between(2, 5);
     drawn.graph = !dice.one_in(4);
     if (drawn.graph) drawn.lanes = dice.one_in(3) ? 1 : 0;

@@ -85,10 +85,10 @@ Times times_of(const Schedule& schedule, By by) {
     ASSERT_TRUE(pipeline.captured().last_was_replayed) << pipeline.captured().reason;
     std::vector<double> seconds;
     for (int i = 0; i < 10; ++i) {
-      torch::cuda::synchronize();
+      synchronize();
       const double begin = seconds_now();
       step();
-      torch::cuda::synchronize();
+      synchronize();
       seconds.push_back(seconds_now() - begin);
     }
     times.replay = median(seconds);
@@ -126,6 +126,8 @@ void expect_side_by_side(By by) {
 TEST_F(Overlaps, RunSideBySide) { expect_side_by_side(By::kHalves); }
 TEST_F(Overlaps, OfAStagesOwnRunSideBySide) { expect_side_by_side(By::kStage); }
 
+const std::int64_t kDeepWidth = kGpu.is_cuda() ? 768 : 16;
+
 /// Allocates and frees much, so that memory taken too early would be overwritten.
 struct Deep : Piece {
   Deep() {
@@ -138,7 +140,6 @@ struct Deep : Piece {
     for (auto& layer : layers) x = x + at::dropout(at::gelu(layer(x)) * 0.5, 0.1, is_training());
     return {x};
   }
-  static constexpr std::int64_t kDeepWidth = 768;
   std::vector<torch::nn::Linear> layers;
 };
 
@@ -147,13 +148,13 @@ Training deep() {
                          .make = [](int, int) { return std::make_shared<Deep>(); },
                          .input =
                              [](std::int64_t rows) {
-                               return at::randn({rows, Deep::kDeepWidth});
+                               return at::randn({rows, kDeepWidth});
                              }},
                .schedule = "Interleaved1F1B",
                .stages = 2,
                .microbatches = 8,
                .steps = 12};
-  run.rows = [](int) { return 8 * 512; };
+  run.rows = [](int) { return kGpu.is_cuda() ? 8 * 512 : 8 * 4; };
   return run;
 }
 

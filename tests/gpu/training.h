@@ -9,13 +9,19 @@
 #include <cstring>
 
 #include "equivalence/models.h"
+#include "src/runtime/graph_device.h"
 #include "stagecraft/runtime/rank_scope.h"
 #include "support/processes.h"
 
 /// Training on a GPU, eagerly and with graphs, and what is compared.
 namespace stagecraft::equivalence {
 
-inline const at::Device kGpu(at::kCUDA, 0);
+/// A GPU, or what stands in for one: see tests/stand_in.
+inline const at::Device kGpu = make_graph_device(at::kCPU) ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0);
+
+inline void synchronize() {
+  if (kGpu.is_cuda()) torch::cuda::synchronize();
+}
 
 /// One training run, with everything that may differ between tests.
 struct Training {
@@ -121,7 +127,7 @@ inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
     const at::Tensor input = run.model.input(run.rows(step)).to(kGpu, run.type);
     batches.emplace_back(input, at::randn_like(input));
   }
-  torch::cuda::synchronize();
+  synchronize();
   std::vector<Trace> traces(static_cast<std::size_t>(run.ranks * run.replicas));
   const auto part = [&](World& world) {
     train(run, graph, world, pieces[static_cast<std::size_t>(world.replica())], batches,
@@ -131,7 +137,7 @@ inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
     const RankScope scope(kGpu, 1);
     World world(ProcessEnvironment::transport(), scope.device(), std::chrono::seconds(60));
     part(world);
-    torch::cuda::synchronize();
+    synchronize();
     return traces;
   }
   run_ranks({.ranks = run.ranks,
@@ -139,7 +145,7 @@ inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
              .device = [](RankId) { return kGpu; },
              .timeout = std::chrono::seconds(20)},
             part);
-  torch::cuda::synchronize();
+  synchronize();
   return traces;
 }
 
@@ -179,7 +185,7 @@ inline const Model& model(const std::string& name) {
 /// A test that was asked for and cannot run has failed.
 class OnGpu : public testing::Test {
  protected:
-  void SetUp() override { ASSERT_TRUE(torch::cuda::is_available()) << "LibTorch sees no GPU"; }
+  void SetUp() override { ASSERT_TRUE(kGpu.is_cpu() || torch::cuda::is_available()) << "LibTorch sees no GPU"; }
 };
 
 /// With mpirun or support/start_processes.py, 2 or 4 processes on one GPU: the rest of this program is for one process.

@@ -43,8 +43,13 @@ class RandomScope {
   /// Where the streams stood that a segment of the forward continued, when it first drew from each. A segment that is
   /// computed again begins with them.
   struct Continued {
+    struct Position {
+      c10::Device device;
+      at::Tensor state;          ///< Of the generator; undefined while a graph is captured.
+      std::uint64_t offset = 0;  ///< While one is: see GraphRandom.
+    };
     std::uint64_t layer;
-    std::vector<std::pair<c10::Device, at::Tensor>> states;
+    std::vector<Position> positions;
   };
   /// From now on another segment draws, which may be computed again: an operation that draws from a generator of the
   /// model's own throws InvalidArgument, because it would draw other numbers then.
@@ -116,14 +121,16 @@ class GlobalRandom {
 class GraphRandom {
  public:
   virtual ~GraphRandom() = default;
-  /// A generator on the device of the graph that begins at `offset` of the stream.
+  /// Where the graph computes.
+  [[nodiscard]] virtual c10::Device device() const = 0;
+  /// A generator on that device that begins at `offset` of the stream.
   virtual at::Generator generator(const RandomStream& stream, std::uint64_t offset) = 0;
   /// How far a generator has come.
   [[nodiscard]] virtual std::uint64_t offset_of(const at::Generator& generator) const = 0;
 };
 
 /// While it lives, RandomScopes of this thread draw from the generators of `random`. Whatever a graph would freeze,
-/// such as random numbers made on the CPU, throws InvalidArgument.
+/// such as random numbers made on another device, throws InvalidArgument.
 class GraphRandomScope {
  public:
   explicit GraphRandomScope(GraphRandom& random);

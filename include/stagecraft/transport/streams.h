@@ -20,6 +20,9 @@ inline void set_current_device(c10::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
+/// Whether work for it is issued to streams. On a CPU it is done at once.
+bool has_streams(c10::Device device);
+
 inline c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }

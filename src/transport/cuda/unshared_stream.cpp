@@ -6,6 +6,8 @@
 
 namespace stagecraft {
 
+bool has_streams(c10::Device device) { return !device.is_cpu(); }
+
 c10::Stream unshared_stream(c10::Device device, bool is_urgent) {
   const c10::cuda::CUDAGuard guard(device);
   int least = 0;

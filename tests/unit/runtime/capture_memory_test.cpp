@@ -45,7 +45,7 @@ TEST(CaptureMemory, KnowsNumbersOnTheCpu) {
   const at::Tensor x = at::ones({4});
   std::vector<HostNumber> numbers;
   {
-    CaptureMemory memory(at::kCPU, kAlways, kNobody);
+    CaptureMemory memory(at::kCUDA, kAlways, kNobody);
     (void)(x * temperature * 0.5 * at::scalar_tensor(4.0) + scales[1] + at::full({2}, 4.0)[0]);
     (void)(x * temperature);
     numbers = memory.take_numbers();
