@@ -11,8 +11,23 @@
 namespace stagecraft {
 namespace {
 
-thread_local CaptureMemory* capturing = nullptr;
-thread_local UseWatch* watching = nullptr;
+/// Who watches. LibTorch takes it along to threads that run a backward, as it does with callbacks, which carry no
+/// state.
+template <typename Watch>
+struct Watched : c10::DebugInfoBase {
+  explicit Watched(Watch* by) : watch(by) {}
+  Watch* watch;
+};
+
+// Kinds that nothing else uses: LibTorch has no public ones in all versions.
+const c10::DebugInfoKind kCaptures = c10::DebugInfoKind::MOBILE_RUNTIME_INFO;
+const c10::DebugInfoKind kUses = c10::DebugInfoKind::TEST_INFO;
+
+template <typename Watch>
+Watch* watch_of(c10::DebugInfoKind kind) {
+  const auto* own = dynamic_cast<Watched<Watch>*>(c10::ThreadLocalDebugInfo::get(kind));
+  return own != nullptr ? own->watch : nullptr;
+}
 
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
@@ -54,34 +69,33 @@ CaptureMemory::CaptureMemory(c10::DeviceType device, std::function<bool()> is_ca
     : device_(device),
       is_captured_(std::move(is_captured)),
       is_kept_(std::move(is_kept)),
-      outer_(std::exchange(capturing, this)) {
+      watched_(kCaptures, std::make_shared<Watched<CaptureMemory>>(this)) {
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
                                            .scopes({at::RecordScope::FUNCTION}));
 }
 
-CaptureMemory::~CaptureMemory() {
-  at::removeCallback(handle_);
-  capturing = outer_;
-}
+CaptureMemory::~CaptureMemory() { at::removeCallback(handle_); }
 
 std::unique_ptr<at::ObserverContext> CaptureMemory::begin(const at::RecordFunction& operation) {
-  if (capturing == nullptr) return nullptr;
-  if (is_operator(operation)) ++capturing->depth_;
-  if (!capturing->is_captured_()) return nullptr;
+  CaptureMemory* own = watch_of<CaptureMemory>(kCaptures);
+  if (own == nullptr) return nullptr;
+  if (is_operator(operation)) ++own->depth_;
+  if (!own->is_captured_()) return nullptr;
   for (const c10::IValue& input : operation.inputs()) {
-    for_each_tensor(input, [](const at::Tensor& tensor) { capturing->take(tensor); });
+    for_each_tensor(input, [&](const at::Tensor& tensor) { own->take(tensor); });
   }
   return nullptr;
 }
 
 void CaptureMemory::end(const at::RecordFunction& operation, at::ObserverContext* /*context*/) {
-  if (capturing == nullptr) return;
-  if (is_operator(operation)) --capturing->depth_;
-  if (!capturing->is_captured_()) return;
+  CaptureMemory* own = watch_of<CaptureMemory>(kCaptures);
+  if (own == nullptr) return;
+  if (is_operator(operation)) --own->depth_;
+  if (!own->is_captured_()) return;
   for (const c10::IValue& output : operation.outputs()) {
-    for_each_tensor(output, [](const at::Tensor& tensor) { capturing->make(tensor); });
+    for_each_tensor(output, [&](const at::Tensor& tensor) { own->make(tensor); });
   }
 }
 
@@ -124,7 +138,9 @@ std::vector<GivenMemory> CaptureMemory::take_given() {
 }
 
 std::vector<HostNumber> CaptureMemory::take_numbers() {
-  std::erase_if(numbers_, [](const HostNumber& one) { return one.was_let_go(); });
+  const bool keeps_new_ones =
+      std::any_of(made_on_host_.begin(), made_on_host_.end(), [](const auto& made) { return !made.second.expired(); });
+  if (!keeps_new_ones) std::erase_if(numbers_, [](const HostNumber& one) { return one.was_let_go(); });
   return std::exchange(numbers_, {});
 }
 
@@ -140,16 +156,23 @@ std::vector<WeakMemory> CaptureMemory::made() const {
   return all;
 }
 
-std::vector<c10::DataPtr> move_out(const std::vector<WeakMemory>& made) {
-  std::vector<c10::DataPtr> left;
+std::vector<MovedOut> move_out(const std::vector<WeakMemory>& made) {
+  std::vector<MovedOut> all;
   for (const WeakMemory& weak : made) {
     const c10::intrusive_ptr<c10::StorageImpl> memory = weak.lock();
     if (!memory || memory->nbytes() == 0) continue;
-    at::Tensor after = bytes_of(memory).clone();
-    left.push_back(
-        memory->set_data_ptr(std::move(after.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())));
+    // A storage that takes over the memory of the graph, in exchange for a copy.
+    at::Tensor left = bytes_of(memory).clone();
+    c10::DataPtr& copy = left.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+    copy = memory->set_data_ptr(std::move(copy));
+    all.push_back({weak, std::move(left)});
   }
-  return left;
+  return all;
+}
+
+void MovedOut::follow() const {
+  const c10::intrusive_ptr<c10::StorageImpl> memory = owner.lock();
+  if (memory && static_cast<std::int64_t>(memory->nbytes()) == left.numel()) bytes_of(memory).copy_(left);
 }
 
 void fill_with_nan(const std::vector<WeakMemory>& made) {
@@ -159,23 +182,21 @@ void fill_with_nan(const std::vector<WeakMemory>& made) {
   }
 }
 
-UseWatch::UseWatch(const std::vector<WeakMemory>& memory) : outer_(std::exchange(watching, this)) {
+UseWatch::UseWatch(const std::vector<WeakMemory>& memory) : watched_(kUses, std::make_shared<Watched<UseWatch>>(this)) {
   for (const WeakMemory& one : memory) memory_.push_back(one._unsafe_get_target());
   handle_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&begin).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
-UseWatch::~UseWatch() {
-  at::removeCallback(handle_);
-  watching = outer_;
-}
+UseWatch::~UseWatch() { at::removeCallback(handle_); }
 
 std::unique_ptr<at::ObserverContext> UseWatch::begin(const at::RecordFunction& operation) {
-  if (watching == nullptr || !watching->found_.empty()) return nullptr;
+  UseWatch* own = watch_of<UseWatch>(kUses);
+  if (own == nullptr || !own->found_.empty()) return nullptr;
   for (const c10::IValue& input : operation.inputs()) {
     for_each_tensor(input, [&](const at::Tensor& tensor) {
-      const auto& all = watching->memory_;
-      if (std::find(all.begin(), all.end(), memory_of(tensor)) != all.end()) watching->found_ = operation.name();
+      const auto& all = own->memory_;
+      if (std::find(all.begin(), all.end(), memory_of(tensor)) != all.end()) own->found_ = operation.name();
     });
   }
   return nullptr;

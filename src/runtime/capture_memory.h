@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <functional>
 #include <string>
@@ -50,7 +51,8 @@ class HostNumber {
   std::string value_;
 };
 
-/// Watches the operations of this thread while a step is captured.
+/// Watches the operations of this thread while a step is captured, and of the backwards that it runs, which LibTorch
+/// has other threads for.
 class CaptureMemory {
  public:
   /// `is_captured`: whether what is issued now goes into a graph. Memory that LibTorch makes beside it, for the state
@@ -64,7 +66,7 @@ class CaptureMemory {
 
   /// Memory that was there before: the graph reads it in every replay, so it must stay. Once, at the end.
   [[nodiscard]] std::vector<GivenMemory> take_given();
-  /// Numbers on the CPU that were there before, and that somebody still has. Once, at the end.
+  /// Numbers on the CPU that were there before, and that somebody still has, or may have replaced. Once, at the end.
   [[nodiscard]] std::vector<HostNumber> take_numbers();
   /// Memory that operations have made, and that still has an owner.
   [[nodiscard]] std::vector<WeakMemory> made() const;
@@ -84,7 +86,7 @@ class CaptureMemory {
   c10::DeviceType device_;
   std::function<bool()> is_captured_;
   std::function<bool(const c10::StorageImpl*)> is_kept_;
-  CaptureMemory* outer_;
+  c10::DebugInfoGuard watched_;
   at::CallbackHandle handle_;
   int depth_ = 0;  // of operations that run
   std::unordered_map<const c10::StorageImpl*, GivenMemory> given_;
@@ -95,14 +97,24 @@ class CaptureMemory {
   std::vector<std::pair<at::Tensor, at::Tensor>> leaves_;  // with their gradients before
 };
 
-/// Gives what is still owned memory of its own, with the same data, so that later replays do not change it. Returns the
-/// memory that it had, which the graph goes on to use.
-std::vector<c10::DataPtr> move_out(const std::vector<WeakMemory>& made);
+/// What somebody has kept, such as a number of the last step that a module has for others to read, and what a graph
+/// writes in its place.
+struct MovedOut {
+  WeakMemory owner;
+  at::Tensor left;  ///< Bytes in the memory that it had, which the graph goes on to use.
+
+  /// Copies what the graph has written, if there is still an owner.
+  void follow() const;
+};
+
+/// Gives what is still owned memory of its own, with the same data.
+std::vector<MovedOut> move_out(const std::vector<WeakMemory>& made);
 
 /// Makes what was never computed, and is still owned, numbers that nobody takes for results.
 void fill_with_nan(const std::vector<WeakMemory>& made);
 
-/// While it lives, notes whether an operation of this thread takes a tensor with such memory.
+/// While it lives, notes whether an operation of this thread, or of a backward that it runs, takes a tensor with such
+/// memory.
 class UseWatch {
  public:
   explicit UseWatch(const std::vector<WeakMemory>& memory);
@@ -117,7 +129,7 @@ class UseWatch {
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& operation);
 
   std::vector<const c10::StorageImpl*> memory_;
-  UseWatch* outer_;
+  c10::DebugInfoGuard watched_;
   at::CallbackHandle handle_;
   std::string found_;
 };

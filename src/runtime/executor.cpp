@@ -101,8 +101,8 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
         graphs_->stay_eager("a module uses a tensor that it has made during a capture that failed");
         throw InvalidArgument(world_.name() + ": " + watch->found() +
                               " takes a tensor that a module has made while a step was captured, and kept. The capture "
-                              "has failed, so its values were never computed: make the module forget it, make it a "
-                              "buffer, or leave out PipelineOptions::graph");
+                              "has failed, so its values were never computed: let the module change the tensor in "
+                              "place, give the stage StageOptions::remember, or leave out PipelineOptions::graph");
       }
     } catch (...) {
       if (graphs_) graphs_->forgive();

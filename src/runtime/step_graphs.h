@@ -158,7 +158,7 @@ class StepGraphs {
     std::vector<HostNumber> numbers;
     std::vector<std::function<void()>> put_back;  // gives modules what they kept before; until the first replay
     std::vector<WeakMemory> made;  // memory of graphs that others have: until the first replay, nobody has computed it
-    std::vector<c10::DataPtr> left;  // memory of graphs that others had
+    std::vector<MovedOut> moved_out;  // the same, after the first replay
 
     /// Whether a step would read other numbers than were captured.
     [[nodiscard]] bool is_outdated() const;

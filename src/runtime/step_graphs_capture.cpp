@@ -18,6 +18,12 @@ at::Tensor like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
 }
 
+void add_memory_of(const std::vector<at::Tensor>& tensors, std::unordered_set<const c10::StorageImpl*>& all) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.has_storage()) all.insert(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
 /// A copy that the caller may keep.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& losses) {
   const auto is_alike = [&](const at::Tensor& loss) {
@@ -122,8 +128,12 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   } catch (const c10::Error& error) {
     return first_line(error.what_without_backtrace());
   }
+  std::unordered_set<const c10::StorageImpl*> remembered;  // put_back holds it
   for (const Stage& stage : stages_) {
-    if (stage.options().remember) made.put_back.push_back(stage.options().remember());
+    if (!stage.options().remember) continue;
+    const Remembered kept = stage.options().remember();
+    made.put_back.push_back(kept.put_back);
+    add_memory_of(kept.tensors, remembered);
   }
   StepInputs inputs = signature.with(execution.inputs, made.inputs);
   const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
@@ -194,12 +204,19 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   std::erase_if(made.given,
                 [&](const GivenMemory& one) { return is_result(made, one.storage.unsafeGetStorageImpl()); });
   std::erase_if(made.made, [&](const WeakMemory& one) { return is_result(made, one._unsafe_get_target()); });
+  std::unordered_set<const c10::StorageImpl*> kept_now;
+  for (const Stage& stage : stages_) {
+    if (stage.options().remember) add_memory_of(stage.options().remember().tensors, kept_now);
+  }
+  const auto was_let_go = [&](const GivenMemory& one) {
+    const c10::StorageImpl* own = one.storage.unsafeGetStorageImpl();
+    return remembered.contains(own) ? !kept_now.contains(own) : one.was_let_go();
+  };
   // What was read has gone, and something new has stayed: the next step would go on from that.
-  const auto was_let_go = [](const GivenMemory& one) { return one.was_let_go(); };
   if (why.empty() && !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go)) {
     why = "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
   }
-  for (GivenMemory& one : made.given) one.is_number = one.is_number && !one.was_let_go();
+  for (GivenMemory& one : made.given) one.is_number = one.is_number && !was_let_go(one);
   if (!why.empty()) {
     std::vector<std::function<void()>> put_back = std::move(made.put_back);
     made = Captured();
@@ -231,7 +248,8 @@ void StepGraphs::replay(const StepSignature& signature, const Execution& executi
     std::erase_if(uncomputed_,
                   [&](const WeakMemory& lost) { return lost._unsafe_get_target() == one._unsafe_get_target(); });
   }
-  if (!captured.made.empty()) captured.left = move_out(std::exchange(captured.made, {}));
+  for (const MovedOut& one : captured.moved_out) one.follow();
+  if (!captured.made.empty()) captured.moved_out = move_out(std::exchange(captured.made, {}));
   ++report_.replayed;
   report_.last_was_replayed = true;
   report_.reason.clear();

@@ -180,6 +180,161 @@ TEST_F(GraphCrossings, TensorsThatModulesMakeDuringACapture) {
   for (std::size_t i = 0; i < outputs.size(); ++i) EXPECT_TRUE(are_same_bits(outputs[i], expected[i])) << i;
 }
 
+/// Has a number of the last step for others to read.
+struct Telling : detail::Dropout {
+  ValueList run(const ValueList& in) override {
+    ValueList out = detail::Dropout::run(in);
+    told = out[0].tensor().detach().abs().mean(0);
+    return out;
+  }
+  at::Tensor told;
+};
+
+TEST_F(GraphCrossings, TensorsThatModulesLeaveForOthers) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    Training run{.model = {.name = "Telling", .make = [](int, int) { return std::make_shared<Telling>(); }}};
+    run.ranks = ranks;
+    run.schedule = "Interleaved1F1B";
+    std::vector<std::vector<at::Tensor>> told(static_cast<std::size_t>(ranks));
+    run.after = [&](int, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+      for (const Stage& stage : pipeline.stages()) {
+        const auto piece = std::dynamic_pointer_cast<Telling>(pieces[stage.index().index()]);
+        told[static_cast<std::size_t>(stage.index().value % ranks)].push_back(piece->told.clone());
+      }
+    };
+    const std::vector<Trace> eager = train(run, false);
+    const auto expected = std::exchange(told, decltype(told)(told.size()));
+    const std::vector<Trace> graph = train(run, true);
+    for (std::size_t rank = 0; rank < graph.size(); ++rank) {
+      expect_same_bits(graph[rank], eager[rank]);
+      EXPECT_EQ(graph[rank].captured.replayed, 5U) << graph[rank].captured.reason;
+      ASSERT_EQ(told[rank].size(), expected[rank].size());
+      for (std::size_t i = 0; i < told[rank].size(); ++i)
+        EXPECT_TRUE(are_same_bits(told[rank][i], expected[rank][i])) << i;
+    }
+  }
+}
+
+/// Goes on from a tensor of the step before, and replaces it.
+struct Carrying : detail::Dropout {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = in[0].tensor();
+    const at::Tensor mean = x.detach().mean(0);
+    average = average.defined() ? average * 0.9 + mean * 0.1 : mean;
+    return detail::Dropout::run({x - average});
+  }
+  at::Tensor average;
+};
+
+TEST_F(GraphCrossings, TensorsThatModulesCarryAndReplace) {
+  for (const auto& [ranks, replicas] : {std::pair(1, 1), {2, 1}, {1, 2}, {2, 2}}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(replicas) + " replicas");
+    Training run{.model = {.name = "Carrying", .make = [](int, int) { return std::make_shared<Carrying>(); }}};
+    run.ranks = ranks;
+    run.replicas = replicas;
+    run.stage_options = [](const PiecePtr& piece) {
+      StageOptions options;
+      options.remember = [own = std::dynamic_pointer_cast<Carrying>(piece)] {
+        return Remembered{[own, before = own->average] { own->average = before; }, {own->average}};
+      };
+      return options;
+    };
+    const CapturedSteps captured = compare(run);
+    EXPECT_EQ(captured.replayed, 0U);
+    EXPECT_THAT(captured.reason, testing::HasSubstr("carries from step to step"));
+  }
+}
+
+/// Reads a number on the device that is another tensor in every step.
+struct Cooling : detail::Linear {
+  ValueList run(const ValueList& in) override { return {detail::Linear::run(in)[0].tensor() / temperature}; }
+  at::Tensor temperature;
+};
+
+TEST_F(GraphCrossings, NumbersThatAreReplaced) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    Training run{.model = {.name = "Cooling", .make = [](int, int) { return std::make_shared<Cooling>(); }}};
+    run.schedule = "Interleaved1F1B";
+    run.ranks = ranks;
+    run.before = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+      for (const Stage& stage : pipeline.stages()) {
+        std::dynamic_pointer_cast<Cooling>(pieces[stage.index().index()])->temperature =
+            at::full({}, 1.0 + step, at::TensorOptions(kGpu));
+      }
+    };
+    const CapturedSteps captured = compare(run);
+    EXPECT_LE(captured.replayed, 3U);
+    EXPECT_THAT(captured.reason, testing::HasSubstr("reads a number"));
+  }
+}
+
+/// The loss has a parameter of its own.
+TEST_F(GraphCrossings, ParametersOfNoStage) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    Training run{.model = model("Dropout")};
+    run.schedule = "Interleaved1F1B";
+    run.ranks = ranks;
+    std::vector<at::Tensor> gradients;  // by run
+    const auto train_it = [&](bool graph) {
+      const at::Tensor scale = at::ones({}, at::TensorOptions(kGpu)).requires_grad_();
+      run.options = [scale](PipelineOptions& options) {
+        options.loss = [scale](const Value& output, const Value& target, const ValueDict&) {
+          return (output[0].tensor() * scale - target.tensor()).pow(2).mean();
+        };
+      };
+      std::vector<Trace> traces = train(run, graph);
+      gradients.push_back(scale.grad());
+      return traces;
+    };
+    const std::vector<Trace> eager = train_it(false);
+    const std::vector<Trace> graph = train_it(true);
+    for (std::size_t rank = 0; rank < graph.size(); ++rank) expect_same_bits(graph[rank], eager[rank]);
+    EXPECT_TRUE(are_same_bits(gradients[1], gradients[0]));
+    EXPECT_EQ(graph.back().captured.replayed, 0U);
+    EXPECT_THAT(graph.back().captured.reason, testing::HasSubstr("no parameter of a stage"));
+  }
+}
+
+/// Works on its input in place.
+struct InPlace : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    if (!in[0].tensor().requires_grad()) in[0].tensor().mul_(0.5);
+    return detail::Linear::run(in);
+  }
+};
+
+TEST_F(GraphCrossings, InputsThatAStageChanges) {
+  std::vector<std::vector<at::Tensor>> seen;  // by run
+  for (const bool graph : {false, true}) {
+    torch::manual_seed(5);
+    const auto piece = std::make_shared<InPlace>();
+    piece->to(kGpu);
+    std::vector<at::Tensor>& all = seen.emplace_back();
+    run_ranks({.ranks = 1, .device = [](RankId) { return kGpu; }}, [&](World& world) {
+      std::vector<Stage> stages;
+      stages.push_back(make_stage(0, piece, [&](const StageCall& call) { return Value(piece->run(call.arguments)); }));
+      Pipeline pipeline(world, std::move(stages),
+                        {.microbatches = 3,
+                         .loss = [](const Value& output, const Value& target,
+                                    const ValueDict&) { return (output[0].tensor() - target.tensor()).pow(2).mean(); },
+                         .graph = graph});
+      const at::Tensor x = at::ones({6, kWidth}, at::TensorOptions(kGpu));
+      for (int step = 0; step < 5; ++step) {
+        const StepResult result = pipeline.step({x}, {.target = at::zeros_like(x)});
+        for (const at::Tensor& loss : result.losses) all.push_back(loss.clone());
+        all.push_back(x.clone());
+      }
+      EXPECT_EQ(pipeline.captured().replayed, graph ? 3U : 0U)
+          << pipeline.captured().reason;  // not the first two kinds
+    });
+  }
+  ASSERT_EQ(seen[1].size(), seen[0].size());
+  for (std::size_t i = 0; i < seen[0].size(); ++i) EXPECT_TRUE(are_same_bits(seen[1][i], seen[0][i])) << i;
+}
+
 /// Losses of all steps, and the parameters at the end.
 std::vector<at::Tensor> in_turns(const std::vector<std::string>& schedules, bool graph, std::uint64_t& replayed) {
   torch::manual_seed(5);

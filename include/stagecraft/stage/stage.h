@@ -71,6 +71,12 @@ struct OverlapCall {
 /// Returns the output of the forward. Both halves are done, or issued to the current stream, when it returns.
 using StageOverlap = std::function<Value(const OverlapCall&)>;
 
+/// What a stage keeps for later calls: see StageOptions::remember.
+struct Remembered {
+  std::function<void()> put_back;   ///< Gives it back to the stage.
+  std::vector<at::Tensor> tensors;  ///< All that `put_back` holds.
+};
+
 struct StageOptions {
   /// Run the whole backward in the input part; for stages whose graph must not be walked twice.
   bool full_backward = false;
@@ -108,10 +114,10 @@ struct StageOptions {
   /// A number that changes when the stage begins to compute something else, such as when a submodule changes between
   /// training and evaluation: a step that was captured as a graph is then captured anew. Stages from modules have it.
   std::function<std::uint64_t()> mode = {};
-  /// Remembers which tensors the stage keeps for later calls, and returns a function that gives it back those: they may
-  /// have been replaced while a step was captured as a graph, and the graph is not used. Empty: such a stage must not
-  /// use what it has kept meanwhile; a step that does throws. Stages of Python modules have it.
-  std::function<std::function<void()>()> remember = {};
+  /// Remembers which tensors the stage keeps for later calls: they may be replaced while a step is captured as a graph,
+  /// and are given back if the graph is not used. Empty: such a stage must not use what it has kept meanwhile; a step
+  /// that does throws. Stages of Python modules have it.
+  std::function<Remembered()> remember = {};
   /// A short text about the model and the cuts that the stage comes from; ranks compare it before the first step.
   /// Empty: unknown.
   std::string origin = {};

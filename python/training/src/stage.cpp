@@ -99,7 +99,10 @@ PythonStage make_stage(const py::dict& spec, bool has_seed, const Recompute& rec
     return in_python([&] { return py::cast<std::uint64_t>(mode.get()()); });
   };
   options.remember = [remember = Borrowed(spec["remember"], keep)] {
-    return in_python([&] { return as_function(remember.get()()); });
+    return in_python([&] {
+      const auto [put_back, tensors] = py::cast<std::pair<py::object, std::vector<at::Tensor>>>(remember.get()());
+      return Remembered{as_function(put_back), tensors};
+    });
   };
   if (!spec["auxiliary_loss"].is_none()) {
     options.auxiliary_loss = [loss = Borrowed(spec["auxiliary_loss"], keep)](const Value& output) {

@@ -224,8 +224,11 @@ class Modules(unittest.TestCase):
         module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         layer = module[1]
         layer.masks, layer.lengths, layer.last = {2: torch.ones(2)}, [1], None
+        layer.state, layer.cache = (torch.ones(1), [torch.ones(1)]), types.SimpleNamespace(key=torch.ones(1))
         before = {**vars(layer), "masks": dict(layer.masks), "lengths": list(layer.lengths), "_buffers": dict(layer._buffers)}
-        give_back = sc.Stage(module, 0).as_dict()["remember"]()
+        give_back, tensors = sc.Stage(module, 0).as_dict()["remember"]()
+        for tensor in (layer.masks[2], layer.state[0], layer.state[1][0], layer.cache.key, layer.running_mean, module[0].weight):
+            self.assertTrue(any(tensor is other for other in tensors))
         layer.masks[3] = torch.ones(3)
         layer.masks[2] = torch.zeros(2)
         layer.lengths.append(2)

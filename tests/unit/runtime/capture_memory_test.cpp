@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 namespace stagecraft {
 namespace {
 
@@ -61,6 +63,15 @@ TEST(CaptureMemory, KnowsNumbersOnTheCpu) {
   EXPECT_EQ(have_changed(), 0);
   temperature = at::scalar_tensor(2.0);
   EXPECT_EQ(have_changed(), 1) << "the step would read another tensor";
+}
+
+TEST(CaptureMemory, KnowsNumbersOnTheCpuThatAreReplaced) {
+  at::Tensor temperature = at::scalar_tensor(2.0);
+  CaptureMemory memory(at::kCUDA, kAlways, kNobody);
+  temperature = temperature * 0.5;
+  const std::vector<HostNumber> numbers = memory.take_numbers();
+  ASSERT_EQ(numbers.size(), 1U);
+  EXPECT_TRUE(numbers[0].has_changed());
 }
 
 TEST(CaptureMemory, FindsLeavesThatNobodyKeeps) {
@@ -124,13 +135,47 @@ TEST(CaptureMemory, MovesOutWhatOthersHaveKept) {
   const std::vector<WeakMemory> made = memory->made();
   memory.reset();
   auto* const before = static_cast<std::int64_t*>(kept.mutable_data_ptr());
-  const std::vector<c10::DataPtr> left = move_out(made);
-  ASSERT_EQ(left.size(), 1U);
-  EXPECT_EQ(left[0].get(), before);
+  const std::vector<MovedOut> moved_out = move_out(made);
+  ASSERT_EQ(moved_out.size(), 1U);
+  EXPECT_EQ(moved_out[0].left.const_data_ptr(), before);
+  EXPECT_NE(kept.const_data_ptr(), before);
   before[2] = 77;  // as a replay would
   EXPECT_EQ(kept[2].item<std::int64_t>(), 2);
   EXPECT_EQ(view[0].item<std::int64_t>(), 2);
-  EXPECT_NE(kept.const_data_ptr(), before);
+  moved_out[0].follow();
+  EXPECT_EQ(kept[2].item<std::int64_t>(), 77);
+  EXPECT_EQ(view[0].item<std::int64_t>(), 77);
+}
+
+TEST(CaptureMemory, MovesOutWhatNobodyKeepsLater) {
+  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kAlways, kNobody);
+  at::Tensor kept = at::arange(6);
+  const std::vector<WeakMemory> made = memory->made();
+  memory.reset();
+  const std::vector<MovedOut> moved_out = move_out(made);
+  kept.reset();
+  moved_out.at(0).follow();
+  EXPECT_EQ(moved_out[0].left.numel(), 48);
+}
+
+/// LibTorch runs the backward of a GPU in a thread of its own.
+TEST(CaptureMemory, SeesOperationsOfABackwardInAnotherThread) {
+  const at::Tensor given = at::ones({4});
+  const at::Tensor lost = at::ones({4});
+  CaptureMemory memory(at::kCPU, kAlways, kNobody);
+  const UseWatch watch({lost.storage().getWeakStorageImpl()});
+  at::Tensor kept;
+  std::thread([&, state = at::ThreadLocalState()] {
+    const at::ThreadLocalStateGuard as_the_engine_does(state);
+    kept = given + 1;
+    (void)(lost + 1);
+  }).join();
+  EXPECT_TRUE(has(memory.made(), kept));
+  EXPECT_EQ(watch.found(), "aten::add");
+  std::thread([] { (void)(at::ones({4}) * 2); }).join();  // somebody else's
+  std::vector<GivenMemory> all = memory.take_given();
+  std::erase_if(all, [](const GivenMemory& one) { return one.is_ours_alone(); });  // numbers in the code
+  EXPECT_EQ(all.size(), 2U);
 }
 
 TEST(CaptureMemory, MakesWhatWasNotComputedNaN) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import gc
+import types
 from typing import Any, Callable, Sequence
 
 import torch
@@ -102,12 +105,13 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
 
 
 class _Remember:
-    """Remembers the attributes of the stage's modules, with what their lists and dicts hold. Returns a function that gives them back."""
+    """Remembers the attributes of the stage's modules, with what their lists and dicts hold. Returns a function that gives them back, and all tensors that
+    it holds."""
 
     def __init__(self, owner: Any):
         self._owner = owner
 
-    def __call__(self) -> Callable[[], None]:
+    def __call__(self) -> tuple[Callable[[], None], list[torch.Tensor]]:
         held: list = [vars(module) for module in unwrapped(self._owner.submod).modules()]
         held += [value for attributes in held for value in attributes.values() if isinstance(value, (dict, list))]
         before = [(place, dict(place) if isinstance(place, dict) else list(place)) for place in held]
@@ -121,7 +125,29 @@ class _Remember:
                     del place[name]
                 place.update(content)
 
-        return give_back
+        return give_back, _tensors_in([content for _, content in before])
+
+
+_MOST_OBJECTS = 200_000  # a module may hold on to its trainer, and that to all of its data
+
+
+def _tensors_in(values: list) -> list[torch.Tensor]:
+    """All tensors that are reached from there, near ones first, through any object but classes, Python modules and the globals of functions."""
+    tensors: list[torch.Tensor] = []
+    seen: dict[int, Any] = {}  # which keeps their addresses their own
+    waiting = collections.deque(values)
+    while waiting and len(seen) < _MOST_OBJECTS:
+        value = waiting.popleft()
+        if id(value) in seen or isinstance(value, (type, types.ModuleType, types.CodeType, types.FrameType)):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, types.FunctionType):
+            waiting.extend((value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)))
+        else:
+            waiting.extend(gc.get_referents(value))
+    return tensors
 
 
 class _Mode:
