@@ -248,7 +248,7 @@ build/python/types/.ready: Makefile
 # Types, which take seconds; then the first wheel alone in an empty environment (no torch, no numpy, nothing that could compile); then the second in the build folder; then both together.
 test-python: together build/python/types/.ready  ## The schedule wheel in an empty environment, then stagecraft.torch and stagecraft.pipelining
 	@$(PYTHON) tests/python/types/check.py build/python/types/bin/mypy build/python/together/bin/python
-	@cmake --build --preset release -j $(JOBS) --target parity_gradients
+	@cmake --build --preset release -j $(JOBS) --target parity_gradients stagecraft_python_stand_in
 	@echo "== python" && $(PYTHON) -m venv --clear --without-pip build/python/empty
 	@build/python/tools/bin/pip --python build/python/empty/bin/python install --quiet --disable-pip-version-check --no-index --no-deps \
 	  --only-binary :all: build/wheels/stagecraft-[0-9]*.whl

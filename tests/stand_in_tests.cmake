@@ -14,6 +14,25 @@ target_compile_definitions(graphs_test PRIVATE STAGECRAFT_TEST_PYTHON="${STAGECR
 set_property(TEST graphs_test.1 APPEND PROPERTY ENVIRONMENT
   GTEST_FILTER=-GraphsOfProcesses.*:Lanes.ComputeSmallKernelsSideBySide:Overlaps.*RunSideBySide:RecordedGraphs.SayHowLongEachActionTook)  # about time
 
+if(TARGET stagecraft_python_runtime)
+  # The same module, in a folder of its own.
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/stand_in_python/stagecraft/torch)
+  add_library(stagecraft_python_stand_in MODULE EXCLUDE_FROM_ALL $<TARGET_OBJECTS:stagecraft_python_runtime>)
+  get_target_property(libraries stagecraft_python_runtime LINK_LIBRARIES)
+  list(REMOVE_ITEM libraries Python::Module)  # headers, and known in that folder alone
+  target_link_libraries(stagecraft_python_stand_in PRIVATE stand_in ${libraries})
+  set_target_properties(stagecraft_python_stand_in PROPERTIES OUTPUT_NAME _runtime PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${folder})
+  file(GLOB python_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/training/stagecraft/torch/*.py ${PROJECT_BINARY_DIR}/python/stagecraft/torch/_built.py)
+  file(MAKE_DIRECTORY ${folder})
+  foreach(python_file ${python_files})
+    get_filename_component(name ${python_file} NAME)
+    file(CREATE_LINK ${python_file} ${folder}/${name} SYMBOLIC)
+  endforeach()
+  add_test(NAME python.graphs COMMAND ${STAGECRAFT_PYTHON} -m unittest test_graphs WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/python/gpu)
+  set_tests_properties(python.graphs PROPERTIES LABELS python
+    ENVIRONMENT "PYTHONPATH=${CMAKE_CURRENT_BINARY_DIR}/stand_in_python;PYTHONDONTWRITEBYTECODE=1;STAGECRAFT_TEST_DEVICE=cpu")
+endif()
+
 # The same program as crossings_test, which then draws graphs too.
 add_executable(graph_crossings_test $<TARGET_OBJECTS:crossings_test>)
 target_link_libraries(graph_crossings_test PRIVATE stand_in stagecraft::stagecraft GTest::gtest_main GTest::gmock)

@@ -101,12 +101,11 @@ void CaptureMemory::end(const at::RecordFunction& operation, at::ObserverContext
 
 void CaptureMemory::take(const at::Tensor& tensor) {
   const c10::StorageImpl* memory = memory_of(tensor);
-  if (memory == nullptr) return;
+  if (memory == nullptr || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;  // that is in the code
   if (is_on_host(tensor) && depth_ == 1 && !made_on_host_.contains(memory)) {
     given_on_host_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
-    const bool is_number = tensor.dim() == 0 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     const auto is_it = [&](const HostNumber& one) { return one.is(tensor); };
-    if (is_number && std::none_of(numbers_.begin(), numbers_.end(), is_it)) numbers_.emplace_back(tensor);
+    if (tensor.dim() == 0 && std::none_of(numbers_.begin(), numbers_.end(), is_it)) numbers_.emplace_back(tensor);
   }
   if (tensor.device().type() != device_ || made_.contains(memory) || is_kept_(memory)) return;
   GivenMemory& given = given_.try_emplace(memory, GivenMemory{tensor.storage(), depth_ > 1}).first->second;

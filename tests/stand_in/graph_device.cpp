@@ -80,14 +80,18 @@ bool has_tag(const c10::OperatorHandle& op, at::Tag tag) {
   return std::find(tags.begin(), tags.end(), tag) != tags.end();
 }
 
+std::optional<std::size_t> generator_argument(const c10::OperatorHandle& op) {
+  const auto& all = op.schema().arguments();
+  const auto found = std::find_if(all.begin(), all.end(), [](const c10::Argument& one) {
+    return one.type()->str().find("Generator") != std::string::npos;
+  });
+  return found != all.end() ? std::optional(static_cast<std::size_t>(found - all.begin())) : std::nullopt;
+}
+
 /// Whether it draws by calling others, which RandomScope gives their generators. Attention on the CPU does not.
 bool is_made_of_draws(const c10::OperatorHandle& op) {
-  const auto is_generator = [](const c10::Argument& one) {
-    return one.type()->str().find("Generator") != std::string::npos;
-  };
-  const auto& arguments = op.schema().arguments();
   return has_tag(op, at::Tag::nondeterministic_seeded) && op.schema().name().find("attention") == std::string::npos &&
-         std::none_of(arguments.begin(), arguments.end(), is_generator);
+         !generator_argument(op);
 }
 
 /// Needs no numbers, and LibTorch knows that.
@@ -117,6 +121,7 @@ class Recording final : public StreamOrder {
     c10::impl::tls_set_dispatch_key_included(kKey, false);
     order_of_thread() = nullptr;
     recording = nullptr;
+    at::Generator(at::detail::getDefaultCPUGenerator()).set_state(state_);
     pool_->end_capture();
   }
   Recording(const Recording&) = delete;
@@ -149,11 +154,13 @@ class Recording final : public StreamOrder {
   }
 
  private:
+  at::Tensor state_ = at::detail::getDefaultCPUGenerator().get_state();
   std::shared_ptr<Pool> pool_;
   PoolScope scope_;
   std::int64_t origin_;
   std::vector<Node> nodes_;
   std::map<std::int64_t, Frontier> frontiers_;  // by stream
+  Frontier last_draw_;                          // from LibTorch's own generator, which goes on in this order
   /// Memory that operators have made; weak, which keeps the addresses their own.
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> computed_;
 };
@@ -200,6 +207,7 @@ void Recording::add(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
       const bool is_from_host = pool_->is_of_capture(tensor.storage().data()) && !computed_.contains(memory_of(tensor));
       if (!is_from_host) return address_of(tensor);
       const OutsidePool by_value;
+      const at::RecordFunctionGuard unseen(/*is_enabled=*/false);
       const c10::impl::ExcludeDispatchKeyGuard unrecorded(kKey);
       at::Tensor value = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor.detach());
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) value.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -222,6 +230,9 @@ void Recording::add(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
   }
   const bool only_allocates = op.schema().name().find("empty") != std::string::npos;
   if (only_allocates || (is_view && !op.schema().is_mutable())) return;
+  if (const auto generator = generator_argument(op); generator && (*arguments)[*generator].isNone()) {
+    frontier_of(current_stream_id()).merge(std::exchange(last_draw_, {nodes_.size()}));
+  }
   add([op, arguments, places] {
     Stack calling = *arguments;
     op.callBoxed(calling);

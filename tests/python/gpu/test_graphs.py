@@ -1,6 +1,9 @@
-"""Python modules on a GPU: steps that are replayed as graphs give what eager steps give, and ranks share the GPU. `make test-gpu` runs it."""
+"""Python modules on a GPU: steps that are replayed as graphs give what eager steps give, and ranks share the GPU. `make test-gpu` runs it, and
+`make test-python` on a CPU that stands in for a GPU (STAGECRAFT_TEST_DEVICE=cpu)."""
 
 import contextlib
+import os
+import types
 import unittest
 
 import torch
@@ -8,7 +11,15 @@ from torch import nn
 
 from stagecraft.torch import InvalidArgument, Pipeline, Stage, run_ranks
 
+DEVICE = os.environ.get("STAGECRAFT_TEST_DEVICE", "cuda")
 WIDTH = 16
+
+on_gpu = unittest.skipIf(DEVICE == "cpu", "it is about a GPU with a CPU beside it")
+
+
+def synchronize():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 class Block(nn.Module):
@@ -32,12 +43,43 @@ class Carries(Block):
 
     def __init__(self, dropout):
         super().__init__(dropout)
-        self.average = torch.zeros(WIDTH, device="cuda")
+        self.average = torch.zeros(WIDTH, device=DEVICE)
 
     def forward(self, x):
         x = super().forward(x)
         self.average = 0.9 * self.average + 0.1 * x.detach().mean((0, 1))
         return x - self.average
+
+
+class CarriesInATuple(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = (torch.zeros(WIDTH, device=DEVICE), [])
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.state = (0.9 * self.state[0] + 0.1 * x.detach().mean((0, 1)), [])
+        return x - self.state[0]
+
+
+class CarriesInAnObject(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = types.SimpleNamespace(average=torch.zeros(WIDTH, device=DEVICE))
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.state = types.SimpleNamespace(average=0.9 * self.state.average + 0.1 * x.detach().mean((0, 1)))
+        return x - self.state.average
+
+
+class Tells(Block):
+    """Leaves a number for others to read, as routers do."""
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.load = x.detach().abs().mean()
+        return x
 
 
 class CarriesABuffer(Block):
@@ -57,7 +99,7 @@ class Skips(Block):
 class Cools(Block):
     def __init__(self, dropout):
         super().__init__(dropout)
-        self.temperature = torch.tensor(1.0)  # cuda() does not move it
+        self.temperature = torch.tensor(1.0)  # to() does not move it
 
     def forward(self, x):
         return super().forward(x) / self.temperature
@@ -76,7 +118,7 @@ class Draws(Block):
 class WorksInPlace(Block):
     def forward(self, x):
         if not x.requires_grad:
-            x.mul_(0.5)
+            x = x.mul_(0.5).clone()  # other microbatches change the tensor that this one is a part of
         return super().forward(x)
 
 
@@ -88,8 +130,8 @@ def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: N
           around=contextlib.nullcontext, **options):
     """All that a run leaves behind, and what was captured."""
     torch.manual_seed(3)
-    modules = [block(dropout).cuda() for _ in range(4)]
-    batches = [(torch.randn(8, 5, WIDTH, device="cuda"), torch.randn(8, 5, WIDTH, device="cuda")) for _ in range(steps)]
+    modules = [block(dropout).to(DEVICE) for _ in range(4)]
+    batches = [(torch.randn(8, 5, WIDTH, device=DEVICE), torch.randn(8, 5, WIDTH, device=DEVICE)) for _ in range(steps)]
     torch.manual_seed(11)
     traces, captured = {}, []
 
@@ -105,14 +147,15 @@ def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: N
                 result = pipeline.step(x, target=y)
             trace += [loss.clone() for loss in result.losses]
             trace += [p.grad.clone() for s in own for p in modules[s].parameters() if p.grad is not None]
+            trace += [modules[s].load.clone() for s in own if block is Tells]
             optimizer.step()
         trace += [tensor.detach().clone() for s in own for tensor in (*modules[s].parameters(), *modules[s].buffers())]
         traces[world.rank] = trace + [x for x, _ in batches]
         captured.append(pipeline.captured)
 
-    torch.cuda.synchronize()  # ranks have streams of their own
-    run_ranks(rank, ranks=ranks, device="cuda")
-    torch.cuda.synchronize()
+    synchronize()  # ranks have streams of their own
+    run_ranks(rank, ranks=ranks, device=DEVICE)
+    synchronize()
     return [tensor for number in range(ranks) for tensor in traces[number]], captured[0]
 
 
@@ -153,17 +196,24 @@ class Graphs(unittest.TestCase):
             self.assertTrue(torch.equal(gradient, value))
 
     def test_tensors_that_a_module_carries_and_replaces(self):
-        for block in (Carries, CarriesABuffer):
+        for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesABuffer):
             with self.subTest(block.__name__):
                 captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block)
                 self.assertIn("carries from step to step", captured.reason)
 
+    def test_tensors_that_a_module_leaves_for_others(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                self.same(5, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Tells)
+
+    @on_gpu
     def test_numbers_drawn_on_the_cpu(self):
         for seed in (None, 7):
             with self.subTest(seed):
                 captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, seed=seed, dropout=0, block=Skips)
                 self.assertIn("on the CPU", captured.reason)
 
+    @on_gpu
     def test_numbers_in_tensors_on_the_cpu(self):
         def change(step, modules):
             for module in modules:
@@ -173,7 +223,7 @@ class Graphs(unittest.TestCase):
 
         def replace(step, modules):
             for module in modules:
-                module.temperature = torch.tensor(1.0 + step, device="cuda")
+                module.temperature = torch.tensor(1.0 + step, device=DEVICE)
 
         captured = self.same(3, schedule="Interleaved1F1B", stages_per_rank=4, block=Cools, before=replace)
         self.assertIn("reads a number", captured.reason)
@@ -184,16 +234,18 @@ class Graphs(unittest.TestCase):
     def test_a_parameter_of_the_loss(self):
         scales = {}
         for graph in (False, True):
-            scale = scales[graph] = nn.Parameter(torch.ones((), device="cuda"))
+            scale = scales[graph] = nn.Parameter(torch.ones((), device=DEVICE))
             _, captured = train(graph, schedule="Interleaved1F1B", stages_per_rank=4, loss=lambda output, target, scale=scale: loss_of(output * scale, target))
         self.assertEqual(captured.replayed, 0)
         self.assertIn("no parameter of a stage", captured.reason)
         self.assertTrue(torch.equal(scales[True].grad, scales[False].grad))
 
+    @on_gpu
     def test_autocast_around_the_step(self):
         captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, around=lambda: torch.autocast("cuda", torch.bfloat16))
         self.assertIn("autocast", captured.reason)
 
+    @on_gpu
     def test_another_precision_of_products(self):
         def before(step, modules):
             torch.backends.cuda.matmul.allow_tf32 = step >= 3
@@ -227,14 +279,14 @@ class Graphs(unittest.TestCase):
                 return super().forward(x) * (1 if x.sum().item() > 0 else 2)
 
         def rank(world):
-            stages = [Stage(Reads(0).cuda(), s) for s in range(2)]
+            stages = [Stage(Reads(0).to(DEVICE), s) for s in range(2)]
             pipeline = Pipeline(stages, world=world, schedule="Interleaved1F1B", microbatches=2, loss=loss_of, graph="auto")
             for _ in range(4):
-                pipeline.step(torch.ones(4, 5, WIDTH, device="cuda"), target=torch.ones(4, 5, WIDTH, device="cuda"))
+                pipeline.step(torch.ones(4, 5, WIDTH, device=DEVICE), target=torch.ones(4, 5, WIDTH, device=DEVICE))
             self.assertEqual(pipeline.captured.replayed, 0)
             self.assertIn("cannot be captured", pipeline.captured.reason)
 
-        run_ranks(rank, ranks=1, device="cuda")
+        run_ranks(rank, ranks=1, device=DEVICE)
 
     def test_bad_input(self):
         for options, words in (({"graph": "always"}, "true, false"), ({"lanes": -1}, "lanes is at least 1")):
