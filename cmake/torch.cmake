@@ -22,6 +22,11 @@ if(STAGECRAFT_TORCH)
     if(TARGET torch_cuda AND TARGET c10_cuda)
       set(STAGECRAFT_HAS_CUDA ON)
     endif()
+    # LibTorch is compiled with it, and some classes of its headers read members that only exist without it.
+    string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+    if(NOT "${CMAKE_CXX_FLAGS_${build_type}}" MATCHES NDEBUG)
+      add_compile_definitions(NDEBUG)
+    endif()
     message(STATUS "LibTorch: ${TORCH_INSTALL_PREFIX}, CUDA ${STAGECRAFT_HAS_CUDA}")
   else()
     message(STATUS "LibTorch not found: building the torch-free half alone. 'make setup' installs it, or give "
