@@ -50,10 +50,9 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kCPU> {
   }
 };
 
-const bool kHasStreams = [] {
-  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCPU)] = new Guard;  // until the process ends
-  return true;
-}();
+/// LibTorch's own, in whose place it is until the process ends.
+const c10::impl::DeviceGuardImplInterface* const kReplaced =
+    c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCPU)].exchange(new Guard);
 
 }  // namespace
 
