@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "tensors_in.h"
@@ -51,18 +52,40 @@ std::size_t holders_of(const c10::Storage& storage) {
   return storage.use_count() - (storage.unsafeGetStorageImpl()->pyobj_slot()->has_unique_reference() ? 1 : 0);
 }
 
+HeldMemory hold(const c10::Storage& storage) {
+  struct All {
+    std::mutex mutex;
+    std::unordered_map<const c10::StorageImpl*, std::weak_ptr<const c10::Storage>> held;
+  };
+  static All& all = *new All;  // until the process ends
+  const c10::StorageImpl* memory = storage.unsafeGetStorageImpl();
+  const std::lock_guard lock(all.mutex);
+  std::weak_ptr<const c10::Storage>& known = all.held[memory];
+  if (HeldMemory held = known.lock()) return held;
+  HeldMemory held(new c10::Storage(storage), [memory](const c10::Storage* last) {
+    {
+      const std::lock_guard locked(all.mutex);
+      const auto own = all.held.find(memory);
+      if (own != all.held.end() && own->second.expired()) all.held.erase(own);  // unless it is held anew already
+    }
+    delete last;
+  });
+  known = held;
+  return held;
+}
+
 HostNumber::HostNumber(const at::Tensor& tensor)
-    : storage_(tensor.storage()),
+    : storage_(hold(tensor.storage())),
       begin_(static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize()),
       bytes_(tensor.itemsize()),
       value_(read()) {}
 
 bool HostNumber::is(const at::Tensor& tensor) const {
-  return tensor.storage().unsafeGetStorageImpl() == storage_.unsafeGetStorageImpl() &&
+  return tensor.storage().unsafeGetStorageImpl() == storage_->unsafeGetStorageImpl() &&
          static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize() == begin_;
 }
 
-std::string HostNumber::read() const { return {static_cast<const char*>(storage_.data()) + begin_, bytes_}; }
+std::string HostNumber::read() const { return {static_cast<const char*>(storage_->data()) + begin_, bytes_}; }
 
 CaptureMemory::CaptureMemory(c10::DeviceType device, std::function<bool()> is_captured,
                              std::function<bool(const c10::StorageImpl*)> is_kept)
@@ -103,12 +126,12 @@ void CaptureMemory::take(const at::Tensor& tensor) {
   const c10::StorageImpl* memory = memory_of(tensor);
   if (memory == nullptr || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;  // that is in the code
   if (is_on_host(tensor) && depth_ == 1 && !made_on_host_.contains(memory)) {
-    given_on_host_.try_emplace(memory, tensor.storage().getWeakStorageImpl());
+    given_on_host_.try_emplace(memory, GivenMemory{hold(tensor.storage())});
     const auto is_it = [&](const HostNumber& one) { return one.is(tensor); };
     if (tensor.dim() == 0 && std::none_of(numbers_.begin(), numbers_.end(), is_it)) numbers_.emplace_back(tensor);
   }
   if (tensor.device().type() != device_ || made_.contains(memory) || is_kept_(memory)) return;
-  GivenMemory& given = given_.try_emplace(memory, GivenMemory{tensor.storage(), depth_ > 1}).first->second;
+  GivenMemory& given = given_.try_emplace(memory, GivenMemory{hold(tensor.storage()), depth_ > 1}).first->second;
   given.is_number = given.is_number || tensor.dim() == 0;
   if (depth_ > 1 || !tensor.is_leaf() || !tensor.requires_grad()) return;
   const auto is_it = [&](const auto& leaf) { return leaf.first.is_same(tensor); };
@@ -133,6 +156,11 @@ std::vector<GivenMemory> CaptureMemory::take_given() {
   std::vector<GivenMemory> all;
   for (auto& [memory, given] : given_) all.push_back(std::move(given));
   given_.clear();
+  for (auto& [memory, given] : given_on_host_) {
+    given.is_inner = given.is_ours_alone();  // made and dropped in the code, where nothing tells
+    all.push_back(std::move(given));
+  }
+  given_on_host_.clear();
   return all;
 }
 
@@ -169,9 +197,13 @@ std::vector<MovedOut> move_out(const std::vector<WeakMemory>& made) {
   return all;
 }
 
-void MovedOut::follow() const {
+bool MovedOut::has_owner() const {
   const c10::intrusive_ptr<c10::StorageImpl> memory = owner.lock();
-  if (memory && static_cast<std::int64_t>(memory->nbytes()) == left.numel()) bytes_of(memory).copy_(left);
+  return memory && static_cast<std::int64_t>(memory->nbytes()) == left.numel();
+}
+
+void MovedOut::follow() const {
+  if (has_owner()) bytes_of(owner.lock()).copy_(left);
 }
 
 void fill_with_nan(const std::vector<WeakMemory>& made) {

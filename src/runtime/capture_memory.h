@@ -5,6 +5,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -20,14 +21,19 @@ using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 std::size_t holders_of(const at::Tensor& tensor);
 std::size_t holders_of(const c10::Storage& storage);
 
+/// The one reference that all graphs of the process have to some memory, so that the others can be counted.
+using HeldMemory = std::shared_ptr<const c10::Storage>;
+HeldMemory hold(const c10::Storage& storage);
+
 /// Memory that was there before a capture, and that the graph reads. Some of it was made by an operation for others
 /// that it is made of; nobody else has seen that.
 struct GivenMemory {
-  c10::Storage storage;
-  bool is_inner = false;   ///< It was first seen within an operation.
-  bool is_number = false;  ///< A tensor without dimensions.
+  HeldMemory storage;
+  bool is_inner = false;     ///< It was first seen within an operation.
+  bool is_number = false;    ///< A tensor without dimensions.
+  bool is_replaced = false;  ///< By the module itself: a mask for another shape. This step would make the same again.
 
-  [[nodiscard]] bool is_ours_alone() const { return holders_of(storage) == 1; }
+  [[nodiscard]] bool is_ours_alone() const { return holders_of(*storage) == 1; }
   /// Whether it was of somebody who does not have it any more.
   [[nodiscard]] bool was_let_go() const { return !is_inner && is_ours_alone(); }
 };
@@ -37,7 +43,7 @@ class HostNumber {
  public:
   explicit HostNumber(const at::Tensor& tensor);
   /// Whether nobody has it any more.
-  [[nodiscard]] bool was_let_go() const { return holders_of(storage_) == 1; }
+  [[nodiscard]] bool was_let_go() const { return holders_of(*storage_) == 1; }
   /// Whether a step would read another number by now, or somewhere else.
   [[nodiscard]] bool has_changed() const { return was_let_go() || read() != value_; }
   [[nodiscard]] bool is(const at::Tensor& tensor) const;
@@ -45,7 +51,7 @@ class HostNumber {
  private:
   [[nodiscard]] std::string read() const;
 
-  c10::Storage storage_;
+  HeldMemory storage_;
   std::size_t begin_;
   std::size_t bytes_;
   std::string value_;
@@ -64,7 +70,8 @@ class CaptureMemory {
   CaptureMemory(const CaptureMemory&) = delete;
   CaptureMemory& operator=(const CaptureMemory&) = delete;
 
-  /// Memory that was there before: the graph reads it in every replay, so it must stay. Once, at the end.
+  /// Memory that was there before: the graph reads it in every replay, so it must stay. Some of it is the host's, from
+  /// which a graph may copy. Once, at the end.
   [[nodiscard]] std::vector<GivenMemory> take_given();
   /// Numbers on the CPU that were there before, and that somebody still has, or may have replaced. Once, at the end.
   [[nodiscard]] std::vector<HostNumber> take_numbers();
@@ -92,7 +99,7 @@ class CaptureMemory {
   std::unordered_map<const c10::StorageImpl*, GivenMemory> given_;
   std::vector<HostNumber> numbers_;
   std::unordered_map<const c10::StorageImpl*, WeakMemory> made_;  // which keeps their addresses their own
-  std::unordered_map<const c10::StorageImpl*, WeakMemory> given_on_host_;
+  std::unordered_map<const c10::StorageImpl*, GivenMemory> given_on_host_;
   std::unordered_map<const c10::StorageImpl*, WeakMemory> made_on_host_;
   std::vector<std::pair<at::Tensor, at::Tensor>> leaves_;  // with their gradients before
 };
@@ -103,6 +110,8 @@ struct MovedOut {
   WeakMemory owner;
   at::Tensor left;  ///< Bytes in the memory that it had, which the graph goes on to use.
 
+  /// Whether somebody still has it, as large as it was.
+  [[nodiscard]] bool has_owner() const;
   /// Copies what the graph has written, if there is still an owner.
   void follow() const;
 };

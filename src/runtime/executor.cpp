@@ -108,7 +108,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
       if (graphs_) graphs_->forgive();
       throw;
     }
-    if (graphs_) graphs_->end_learning();
+    if (graphs_) graphs_->end_eager();
   }
   if (records_events()) timeline_ = times_->end();
   parameters_.end_step(program.never_reduced);

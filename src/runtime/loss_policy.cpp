@@ -166,6 +166,7 @@ void LossPolicy::add_loss(StageId stage, MicrobatchId microbatch, const Value& o
   }
   const at::Tensor loss = options_.loss(output, inputs_->targets[microbatch.index()], *inputs_->loss_keywords);
   kept = checked(loss, stage, "loss").detach();
+  if (seeds_on_device_.defined()) kept = kept.clone();  // that of the loss function may be kept there
   if (!inputs_->training()) return;
   if (!loss.requires_grad()) {
     throw InvalidArgument("the loss of stage " + std::to_string(stage.value) +

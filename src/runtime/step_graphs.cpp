@@ -15,7 +15,9 @@ namespace {
 
 constexpr int kMost = 16;                // graphs; each keeps gradients of its own
 constexpr std::size_t kMostKinds = 256;  // of steps, captured or not
-constexpr int kRetakes = 3;  // before steps whose gradients are kept elsewhere, or numbers change, stay eager
+// Steps that have to be captured anew too often stay eager: a capture takes about as long as an eager step.
+constexpr int kRetakes = 3;
+constexpr int kReplaysPerRetake = 4;  // for which one more is allowed
 constexpr int kFailures = 2;
 
 }  // namespace
@@ -111,7 +113,7 @@ void StepGraphs::drop(Kind& kind) {
     const GradientPtr& made = kind.captured->after[i];
     if (made && !kind.captured->before[i] && !made->is_ours()) kept_.emplace_back(made, kind.captured->number);
   }
-  leave_uncomputed(kind.captured->put_back, kind.captured->made);
+  leave_uncomputed(std::exchange(kind.captured->before_capture, {}), kind.captured->made);
   fill_with_nan(kind.captured->made);
   kind.captured.reset();
 }
@@ -130,6 +132,21 @@ void StepGraphs::begin_step() {
   is_learning_ = false;
   has_given_up_ = false;
   drop_if_moved();
+  note_replaced(/*by_modules=*/false);
+}
+
+/// After calls of the modules, or before the next ones: then the caller has done it.
+void StepGraphs::note_replaced(bool by_modules) {
+  for (Kind& kind : kinds_) {
+    if (!kind.captured) continue;
+    for (GivenMemory& one : kind.captured->given) {
+      if (one.is_replaced || !one.was_let_go()) continue;
+      (by_modules ? one.is_replaced : kind.captured->reads_replaced) = true;
+    }
+    for (const KeptSince& one : kind.captured->kept) {
+      if (one.has_replaced && one.has_replaced() && !by_modules) kind.captured->reads_replaced = true;
+    }
+  }
 }
 
 bool StepGraphs::is_settled(const StepSignature& signature) {
@@ -138,7 +155,7 @@ bool StepGraphs::is_settled(const StepSignature& signature) {
   for (const Kind& kind : kinds_) {
     if (kind.key.size() != own.size() + 1 || !std::equal(own.begin(), own.end(), kind.key.begin())) continue;
     is_known = true;
-    if (kind.reason.empty() && (!kind.captured || kind.captured->is_outdated() || overwrites(*kind.captured))) {
+    if (kind.reason.empty() && (!kind.captured || kind.captured->why_outdated() || overwrites(*kind.captured))) {
       return false;
     }
   }
@@ -148,7 +165,7 @@ bool StepGraphs::is_settled(const StepSignature& signature) {
 /// The step has to be captured anew, because of `why`.
 void StepGraphs::retake(Kind& kind, const char* why) {
   drop(kind);
-  if (++kind.retaken == kRetakes) kind.reason = why;
+  if (++kind.retaken >= kRetakes + kind.replayed / kReplaysPerRetake) kind.reason = why;
 }
 
 StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Execution& execution) {
@@ -166,10 +183,8 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
     return {Outlook::Kind::kNotNow, "the first step of its kind is not captured"};
   }
   if (current_->captured && !current_->reason.empty()) drop(*current_);
-  if (current_->captured && current_->captured->is_outdated()) {
-    retake(*current_,
-           "it reads a number from a tensor that is on the CPU and changes, or that is replaced by another: keep it in "
-           "one tensor on the device, and change that in place");
+  if (current_->captured) {
+    if (const char* why = current_->captured->why_outdated()) retake(*current_, why);
   }
   if (current_->captured && overwrites_after_all(*current_->captured)) {
     retake(*current_,
@@ -250,9 +265,10 @@ void StepGraphs::learn(const Tag& tag, const Message& message) {
   }
 }
 
-void StepGraphs::end_learning() {
+void StepGraphs::end_eager() {
   if (is_learning_) current_->is_learned = true;
   is_learning_ = false;
+  note_replaced(/*by_modules=*/true);
 }
 
 const CapturedMessage& StepGraphs::learned(const Tag& tag) const {

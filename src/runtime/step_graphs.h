@@ -115,8 +115,8 @@ class StepGraphs {
   /// The first step of its kind runs eagerly; a capture needs to know what messages look like.
   [[nodiscard]] bool is_learning() const { return is_learning_; }
   void learn(const Tag& tag, const Message& message);
-  /// That step has succeeded.
-  void end_learning();
+  /// A step or an evaluation has run eagerly, and succeeded.
+  void end_eager();
   /// During a capture: a message with tensors that have a shape but no memory.
   [[nodiscard]] const CapturedMessage& learned(const Tag& tag) const;
 
@@ -141,6 +141,7 @@ class StepGraphs {
     [[nodiscard]] bool is_ours() const;
   };
   using GradientPtr = std::shared_ptr<Gradient>;
+  using Memories = std::unordered_set<const c10::StorageImpl*>;
 
   struct Captured {
     std::uint64_t number = 0;  // captures are counted
@@ -156,12 +157,17 @@ class StepGraphs {
     std::vector<std::size_t> changed_inputs;  // in place, by a stage
     std::vector<GivenMemory> given;           // memory of others that graphs read
     std::vector<HostNumber> numbers;
-    std::vector<std::function<void()>> put_back;  // gives modules what they kept before; until the first replay
-    std::vector<WeakMemory> made;  // memory of graphs that others have: until the first replay, nobody has computed it
-    std::vector<MovedOut> moved_out;  // the same, after the first replay
+    bool is_settled = false;          // it has been replayed
+    bool is_abandoned = false;        // the first replay has failed
+    std::vector<KeptSince> kept;
+    // Until it is settled: what modules kept before, and memory of graphs that others have, which nobody has computed.
+    std::vector<Remembered> before_capture;
+    std::vector<WeakMemory> made;
+    std::vector<MovedOut> moved_out;  // the same memory, from then on
+    bool reads_replaced = false;      // the caller has replaced what it reads
 
-    /// Whether a step would read other numbers than were captured.
-    [[nodiscard]] bool is_outdated() const;
+    /// Why an eager step would do something else than what was captured; null if it would not.
+    [[nodiscard]] const char* why_outdated() const;
   };
 
   /// Steps of one signature.
@@ -173,6 +179,7 @@ class StepGraphs {
     std::optional<Captured> captured;
     int failures = 0;
     int retaken = 0;          // how often it was dropped to be captured anew
+    int replayed = 0;
     std::string reason;       // why it stays eager; empty if it does not
     bool has_failed = false;  // the reason concerns all ranks
   };
@@ -181,9 +188,13 @@ class StepGraphs {
   [[nodiscard]] int graphs() const;
   void drop_if_moved();
   void forget_oldest();
-  void leave_uncomputed(std::vector<std::function<void()>>& put_back, const std::vector<WeakMemory>& made);
+  void note_replaced(bool by_modules);
+  void leave_uncomputed(std::vector<Remembered> before_capture, const std::vector<WeakMemory>& made);
+  void settle(Captured& captured);
+  static bool put_again(const Captured& captured);
   [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
-  [[nodiscard]] static bool is_result(const Captured& made, const c10::StorageImpl* memory);
+  std::string share_memory(Captured& made, CaptureMemory& memory, const Memories& remembered);
+  [[nodiscard]] std::vector<const void*> addresses_read(const Captured& made) const;
   /// What a capture needs, before it begins.
   [[nodiscard]] Captured with_memory(const StepSignature& signature);
   /// Returns why it cannot; empty if it can.

@@ -14,8 +14,29 @@ namespace {
 /// The first line of an error: what follows is the table around the action.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+/// What `work` says, or the error that it throws.
+std::string why_not(const std::function<std::string()>& work) {
+  std::string why;
+  try {
+    return work();
+  } catch (const c10::Error& error) {
+    why = first_line(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    why = first_line(error.what());
+  }
+  return why.empty() ? "an error without a text" : why;
+}
+
 at::Tensor like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
+}
+
+std::vector<const void*> addresses_of(const std::vector<WeakMemory>& memory) {
+  std::vector<const void*> all;
+  for (const WeakMemory& weak : memory) {
+    if (const auto one = weak.lock()) all.push_back(one->data());
+  }
+  return all;
 }
 
 void add_memory_of(const std::vector<at::Tensor>& tensors, std::unordered_set<const c10::StorageImpl*>& all) {
@@ -70,20 +91,35 @@ std::unordered_set<const c10::StorageImpl*> StepGraphs::kept_by_others(const Cap
 }
 
 /// What a capture has made is not computed: modules get back what they had, where they can.
-void StepGraphs::leave_uncomputed(std::vector<std::function<void()>>& put_back, const std::vector<WeakMemory>& made) {
-  for (const auto& put : std::exchange(put_back, {})) put();
+void StepGraphs::leave_uncomputed(std::vector<Remembered> before_capture, const std::vector<WeakMemory>& made) {
+  for (const Remembered& one : before_capture) one.put_back();
   uncomputed_.insert(uncomputed_.end(), made.begin(), made.end());
 }
 
 void StepGraphs::abandon() {
   if (current_ == nullptr || !current_->captured) return;
-  leave_uncomputed(current_->captured->put_back, current_->captured->made);
+  Captured& captured = *current_->captured;
+  captured.is_abandoned = captured.is_abandoned || !captured.is_settled;
+  leave_uncomputed(std::exchange(captured.before_capture, {}), captured.made);
 }
 
-bool StepGraphs::Captured::is_outdated() const {
-  return std::any_of(numbers.begin(), numbers.end(), [](const HostNumber& one) { return one.has_changed(); }) ||
-         std::any_of(given.begin(), given.end(),
-                     [](const GivenMemory& one) { return one.is_number && one.was_let_go(); });
+const char* StepGraphs::Captured::why_outdated() const {
+  if (std::any_of(numbers.begin(), numbers.end(), [](const HostNumber& one) { return one.has_changed(); }) ||
+      std::any_of(given.begin(), given.end(),
+                  [](const GivenMemory& one) { return one.is_number && one.was_let_go(); })) {
+    return "it reads a number from a tensor that is on the CPU and changes, or that is replaced by another: keep it in "
+           "one tensor on the device, and change that in place";
+  }
+  if (is_abandoned) return "its first replay has failed";
+  if (reads_replaced) {
+    return "it reads a tensor that is replaced by another between steps: change that tensor in place, or give it as an "
+           "input";
+  }
+  if (std::any_of(moved_out.begin(), moved_out.end(), [](const MovedOut& one) { return !one.has_owner(); })) {
+    return "a module leaves a tensor for others to read, which evaluations, steps of other shapes or the caller "
+           "replace: let the module copy it into a buffer";
+  }
+  return nullptr;
 }
 
 const std::vector<WeakMemory>& StepGraphs::uncomputed() {
@@ -91,17 +127,62 @@ const std::vector<WeakMemory>& StepGraphs::uncomputed() {
   return uncomputed_;
 }
 
-/// Losses, outputs and gradients.
-bool StepGraphs::is_result(const Captured& made, const c10::StorageImpl* memory) {
-  const auto is_it = [&](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() == memory;
-  };
-  bool found = std::any_of(made.losses.begin(), made.losses.end(), is_it);
-  for (const GradientPtr& gradient : made.after) found = found || (gradient && is_it(gradient->tensor));
-  for (const Value& output : made.outputs) {
-    output.for_each_tensor([&](const at::Tensor& tensor) { found = found || is_it(tensor); });
+/// Finds out what graphs share with modules. `remembered`: what modules kept before the capture. Returns why they cannot
+/// be replayed; empty if they can.
+std::string StepGraphs::share_memory(Captured& made, CaptureMemory& memory, const Memories& remembered) {
+  Memories results;
+  for (const GradientPtr& after : made.after) {
+    if (after) add_memory_of({after->tensor}, results);
   }
-  return found;
+  for (const at::Tensor& loss : made.losses) add_memory_of({loss}, results);
+  for (const Value& output : made.outputs) {
+    output.for_each_tensor([&](const at::Tensor& tensor) { add_memory_of({tensor}, results); });
+  }
+  const auto memory_of = [](const GivenMemory& one) { return one.storage->unsafeGetStorageImpl(); };
+  made.numbers = memory.take_numbers();
+  made.given = memory.take_given();
+  std::erase_if(made.given, [&](const GivenMemory& one) { return results.contains(memory_of(one)); });
+  made.made = memory.made();
+  std::erase_if(made.made, [&](const WeakMemory& one) { return results.contains(one._unsafe_get_target()); });
+  for (const WeakMemory& lost : uncomputed()) {
+    const auto is_it = [&](const GivenMemory& one) { return memory_of(one) == lost._unsafe_get_target(); };
+    if (std::any_of(made.given.begin(), made.given.end(), is_it)) {
+      return "a module uses a tensor that it has made during a capture that failed";
+    }
+  }
+  const std::vector<const void*> read = addresses_read(made);
+  const std::vector<const void*> written = addresses_of(made.made);
+  Memories kept_now;
+  for (const Stage& stage : stages_) {
+    if (stage.options().remember) add_memory_of(stage.options().remember().tensors, kept_now);
+  }
+  const auto was_let_go = [&](const GivenMemory& one) {
+    return remembered.contains(memory_of(one)) ? !kept_now.contains(memory_of(one)) : one.was_let_go();
+  };
+  // What was read has gone, and something new has stayed: the next step would go on from that.
+  bool carries = !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go);
+  for (const Remembered& one : made.before_capture) {
+    if (!one.compare) continue;
+    made.kept.push_back(one.compare(read, written));
+    carries = carries || made.kept.back().carries;
+  }
+  if (carries) return "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
+  for (GivenMemory& one : made.given) one.is_number = one.is_number && !was_let_go(one);
+  return {};
+}
+
+/// Parameters and buffers too.
+std::vector<const void*> StepGraphs::addresses_read(const Captured& made) const {
+  std::vector<const void*> all;
+  for (const GivenMemory& one : made.given) all.push_back(one.storage->data());
+  for (const Stage& stage : stages_) {
+    for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
+      for (const auto& [name, tensor] : *tensors) {
+        if (tensor.defined() && tensor.has_storage()) all.push_back(tensor.storage().data());
+      }
+    }
+  }
+  return all;
 }
 
 StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
@@ -123,18 +204,17 @@ StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
 std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, const Execution& execution) {
   if (!kind.obstacle.empty()) return kind.obstacle;
   Captured made;
-  try {
+  Memories remembered;  // put_back holds it
+  const std::string obstacle = why_not([&] {
     made = with_memory(signature);
-  } catch (const c10::Error& error) {
-    return first_line(error.what_without_backtrace());
-  }
-  std::unordered_set<const c10::StorageImpl*> remembered;  // put_back holds it
-  for (const Stage& stage : stages_) {
-    if (!stage.options().remember) continue;
-    const Remembered kept = stage.options().remember();
-    made.put_back.push_back(kept.put_back);
-    add_memory_of(kept.tensors, remembered);
-  }
+    for (const Stage& stage : stages_) {
+      if (!stage.options().remember) continue;
+      Remembered& kept = made.before_capture.emplace_back(stage.options().remember());
+      add_memory_of(std::exchange(kept.tensors, {}), remembered);
+    }
+    return std::string();
+  });
+  if (!obstacle.empty()) return obstacle;
   StepInputs inputs = signature.with(execution.inputs, made.inputs);
   const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
   inputs.loss_keywords = &keywords;
@@ -149,20 +229,16 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   };
   std::vector<std::uint32_t> versions;
   for (const at::Tensor& input : made.inputs) versions.push_back(input._version());
-  std::string why;
   const std::unordered_set<const c10::StorageImpl*> known = kept_by_others(made);
   CaptureMemory memory(
       device_.type(), [&] { return graphs_->is_capturing(); },
       [&](const c10::StorageImpl* one) { return known.contains(one); });
   losses_.begin_capture(inputs, made.seeds);
-  try {
+  std::string why = why_not([&] {
     const at::AutoGradMode training(true);
     execution.capture(inputs, made.pieces, capture_piece);
-  } catch (const c10::Error& error) {
-    why = first_line(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    why = first_line(error.what());
-  }
+    return std::string();
+  });
   made.losses = losses_.end_capture(execution.inputs);
   made.outputs = std::exchange(execution.outputs, std::vector<Value>(execution.outputs.size()));
   execution.clear();
@@ -190,41 +266,14 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   for (std::size_t i = 0; i < versions.size(); ++i) {
     if (made.inputs[i]._version() != versions[i]) made.changed_inputs.push_back(i);
   }
-  made.numbers = memory.take_numbers();
-  made.given = memory.take_given();
-  for (const WeakMemory& lost : uncomputed()) {
-    const auto is_it = [&](const GivenMemory& one) {
-      return one.storage.unsafeGetStorageImpl() == lost._unsafe_get_target();
-    };
-    if (std::any_of(made.given.begin(), made.given.end(), is_it) && why.empty()) {
-      why = "a module uses a tensor that it has made during a capture that failed";
-    }
-  }
-  made.made = memory.made();
-  std::erase_if(made.given,
-                [&](const GivenMemory& one) { return is_result(made, one.storage.unsafeGetStorageImpl()); });
-  std::erase_if(made.made, [&](const WeakMemory& one) { return is_result(made, one._unsafe_get_target()); });
-  std::unordered_set<const c10::StorageImpl*> kept_now;
-  for (const Stage& stage : stages_) {
-    if (stage.options().remember) add_memory_of(stage.options().remember().tensors, kept_now);
-  }
-  const auto was_let_go = [&](const GivenMemory& one) {
-    const c10::StorageImpl* own = one.storage.unsafeGetStorageImpl();
-    return remembered.contains(own) ? !kept_now.contains(own) : one.was_let_go();
-  };
-  // What was read has gone, and something new has stayed: the next step would go on from that.
-  if (why.empty() && !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go)) {
-    why = "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
-  }
-  for (GivenMemory& one : made.given) one.is_number = one.is_number && !was_let_go(one);
+  if (why.empty()) why = why_not([&] { return share_memory(made, memory, remembered); });
   if (!why.empty()) {
-    std::vector<std::function<void()>> put_back = std::move(made.put_back);
+    std::vector<Remembered> before_capture = std::move(made.before_capture);
     made = Captured();
-    leave_uncomputed(put_back, memory.made());
+    leave_uncomputed(std::move(before_capture), memory.made());
     fill_with_nan(memory.made());
     return why;
   }
-  if (made.made.empty()) made.put_back.clear();  // modules have kept nothing
   for (const GradientPtr& after : made.after) {
     if (after && after->storage_uses == 0) after->storage_uses = holders_of(after->tensor.storage());
   }
@@ -243,16 +292,39 @@ void StepGraphs::replay(const StepSignature& signature, const Execution& executi
   bring_out_gradients(captured, elsewhere);
   bring_out(captured, execution);
   for (const std::size_t i : captured.changed_inputs) signature.tensors()[i].copy_(captured.inputs[i]);
-  captured.put_back.clear();
+  for (const MovedOut& one : captured.moved_out) one.follow();
+  if (!captured.is_settled) {
+    settle(captured);
+  } else if (put_again(captured)) {
+    note_replaced(/*by_modules=*/true);
+  }
+  ++current_->replayed;
+  ++report_.replayed;
+  report_.last_was_replayed = true;
+  report_.reason.clear();
+}
+
+/// What modules would have put in the place of something else. Returns whether there was anything.
+bool StepGraphs::put_again(const Captured& captured) {
+  bool any = false;
+  for (const KeptSince& one : captured.kept) {
+    if (!one.put_again) continue;
+    one.put_again();
+    any = true;
+  }
+  return any;
+}
+
+/// After the first replay: what modules have kept is computed.
+void StepGraphs::settle(Captured& captured) {
+  captured.is_settled = true;
   for (const WeakMemory& one : captured.made) {
     std::erase_if(uncomputed_,
                   [&](const WeakMemory& lost) { return lost._unsafe_get_target() == one._unsafe_get_target(); });
   }
-  for (const MovedOut& one : captured.moved_out) one.follow();
-  if (!captured.made.empty()) captured.moved_out = move_out(std::exchange(captured.made, {}));
-  ++report_.replayed;
-  report_.last_was_replayed = true;
-  report_.reason.clear();
+  captured.moved_out = move_out(std::exchange(captured.made, {}));
+  captured.before_capture.clear();
+  note_replaced(/*by_modules=*/true);
 }
 
 }  // namespace stagecraft

@@ -190,28 +190,50 @@ struct Telling : detail::Dropout {
   at::Tensor told;
 };
 
+/// What every module has told after every step, by stage of the first replica.
+std::vector<std::vector<at::Tensor>> told_by(Training run, GraphChoice graph, std::vector<Trace>& traces) {
+  std::vector<std::vector<at::Tensor>> told(static_cast<std::size_t>(run.stages));
+  run.after = [&](int, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+    for (const Stage& stage : pipeline.stages()) {
+      if (pipeline.world().replica() != 0) continue;
+      const auto piece = std::dynamic_pointer_cast<Telling>(pieces[stage.index().index()]);
+      told[stage.index().index()].push_back(piece->told.clone());
+    }
+  };
+  traces = train(run, graph);
+  return told;
+}
+
+/// Evaluations, and steps of another shape, replace it.
 TEST_F(GraphCrossings, TensorsThatModulesLeaveForOthers) {
-  for (const int ranks : {1, 2}) {
-    SCOPED_TRACE(ranks);
+  for (const auto& [ranks, replicas, evaluates] :
+       {std::tuple(1, 1, false), {2, 1, false}, {1, 2, false}, {1, 1, true}, {2, 1, true}}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(replicas) + " replicas, evaluates " +
+                 std::to_string(evaluates));
     Training run{.model = {.name = "Telling", .make = [](int, int) { return std::make_shared<Telling>(); }}};
     run.ranks = ranks;
+    run.replicas = replicas;
     run.schedule = "Interleaved1F1B";
-    std::vector<std::vector<at::Tensor>> told(static_cast<std::size_t>(ranks));
-    run.after = [&](int, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
-      for (const Stage& stage : pipeline.stages()) {
-        const auto piece = std::dynamic_pointer_cast<Telling>(pieces[stage.index().index()]);
-        told[static_cast<std::size_t>(stage.index().value % ranks)].push_back(piece->told.clone());
-      }
-    };
-    const std::vector<Trace> eager = train(run, false);
-    const auto expected = std::exchange(told, decltype(told)(told.size()));
-    const std::vector<Trace> graph = train(run, true);
+    run.steps = evaluates ? 40 : 6;
+    if (evaluates) {
+      run.rows = [](int step) { return step == 25 ? 20 : 24; };
+      run.before = [](int step, Pipeline& pipeline, const auto&) {
+        if (step % 12 == 3) pipeline.eval({at::ones({24, kWidth}, at::TensorOptions(kGpu))});
+      };
+    }
+    std::vector<Trace> eager;
+    std::vector<Trace> graph;
+    const auto expected = told_by(run, false, eager);
+    const auto told = told_by(run, true, graph);
     for (std::size_t rank = 0; rank < graph.size(); ++rank) {
       expect_same_bits(graph[rank], eager[rank]);
-      EXPECT_EQ(graph[rank].captured.replayed, 5U) << graph[rank].captured.reason;
-      ASSERT_EQ(told[rank].size(), expected[rank].size());
-      for (std::size_t i = 0; i < told[rank].size(); ++i)
-        EXPECT_TRUE(are_same_bits(told[rank][i], expected[rank][i])) << i;
+      EXPECT_EQ(graph[rank].captured.replayed, evaluates ? 38U : 5U) << graph[rank].captured.reason;
+    }
+    for (std::size_t stage = 0; stage < told.size(); ++stage) {
+      ASSERT_EQ(told[stage].size(), expected[stage].size());
+      for (std::size_t i = 0; i < told[stage].size(); ++i) {
+        EXPECT_TRUE(are_same_bits(told[stage][i], expected[stage][i])) << "stage " << stage << ", step " << i;
+      }
     }
   }
 }
@@ -253,11 +275,13 @@ struct Cooling : detail::Linear {
 };
 
 TEST_F(GraphCrossings, NumbersThatAreReplaced) {
-  for (const int ranks : {1, 2}) {
-    SCOPED_TRACE(ranks);
+  for (const auto& [ranks, shapes] : {std::pair(1, 1), {2, 1}, {1, 2}}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(shapes) + " shapes");
     Training run{.model = {.name = "Cooling", .make = [](int, int) { return std::make_shared<Cooling>(); }}};
     run.schedule = "Interleaved1F1B";
     run.ranks = ranks;
+    run.steps = 12;
+    run.rows = [shapes = shapes](int step) { return step % shapes == 0 ? 24 : 20; };
     run.before = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
       for (const Stage& stage : pipeline.stages()) {
         std::dynamic_pointer_cast<Cooling>(pieces[stage.index().index()])->temperature =
@@ -265,8 +289,44 @@ TEST_F(GraphCrossings, NumbersThatAreReplaced) {
       }
     };
     const CapturedSteps captured = compare(run);
-    EXPECT_LE(captured.replayed, 3U);
+    EXPECT_GT(captured.replayed, 0U);
+    EXPECT_LE(captured.replayed, 3U * shapes);
     EXPECT_THAT(captured.reason, testing::HasSubstr("reads a number"));
+  }
+}
+
+/// Reads a tensor that the caller gives it beside its inputs.
+struct Weighted : detail::Linear {
+  ValueList run(const ValueList& in) override { return {detail::Linear::run(in)[0].tensor() * weights}; }
+  at::Tensor weights;
+};
+
+TEST_F(GraphCrossings, TensorsThatTheCallerReplaces) {
+  for (const auto& [ranks, replicas, every] :
+       {std::tuple(1, 1, 1), {1, 1, 9}, {2, 1, 1}, {2, 1, 9}, {1, 2, 1}, {1, 2, 9}}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(replicas) + " replicas, every " +
+                 std::to_string(every) + " steps");
+    Training run{.model = {.name = "Weighted", .make = [](int, int) { return std::make_shared<Weighted>(); }}};
+    run.schedule = "Interleaved1F1B";
+    run.ranks = ranks;
+    run.replicas = replicas;
+    run.steps = 30;
+    run.before = [every = every](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+      if (step % every == 0) {
+        for (const Stage& stage : pipeline.stages()) {
+          std::dynamic_pointer_cast<Weighted>(pieces[stage.index().index()])->weights =
+              at::full({kWidth}, 1.0 + 0.1 * step, at::TensorOptions(kGpu));
+        }
+      }
+      if (step % 4 == 0) pipeline.eval({at::ones({24, kWidth}, at::TensorOptions(kGpu))});
+    };
+    const CapturedSteps captured = compare(run);
+    if (every == 1) {
+      EXPECT_LE(captured.replayed, 3U);
+      EXPECT_THAT(captured.reason, testing::HasSubstr("replaced by another between steps"));
+    } else {
+      EXPECT_EQ(captured.replayed, 29U) << captured.reason;
+    }
   }
 }
 

@@ -71,10 +71,24 @@ struct OverlapCall {
 /// Returns the output of the forward. Both halves are done, or issued to the current stream, when it returns.
 using StageOverlap = std::function<Value(const OverlapCall&)>;
 
+/// How what a stage keeps has changed in some calls: see Remembered.
+struct KeptSince {
+  /// In the place of something that they have read is now something that they have made: the next call goes on from it.
+  bool carries = false;
+  /// Puts there what those calls have put in the place of something else, or added. Empty: nothing.
+  std::function<void()> put_again = {};
+  /// Whether somebody has put something in the place of a tensor that those calls have read, since this was asked last.
+  /// Empty: nobody can tell.
+  std::function<bool()> has_replaced = {};
+};
+
 /// What a stage keeps for later calls: see StageOptions::remember.
 struct Remembered {
   std::function<void()> put_back;   ///< Gives it back to the stage.
   std::vector<at::Tensor> tensors;  ///< All that `put_back` holds.
+  /// Once, after further calls of the stage, which have read and made memory at these addresses. Empty: a stage that
+  /// replaces what it keeps is captured anew when somebody else has replaced it since.
+  std::function<KeptSince(const std::vector<const void*>& read, const std::vector<const void*>& made)> compare = {};
 };
 
 struct StageOptions {
@@ -116,7 +130,7 @@ struct StageOptions {
   std::function<std::uint64_t()> mode = {};
   /// Remembers which tensors the stage keeps for later calls: they may be replaced while a step is captured as a graph,
   /// and are given back if the graph is not used. Empty: such a stage must not use what it has kept meanwhile; a step
-  /// that does throws. Stages of Python modules have it.
+  /// that does throws. Stages of Python modules have it, with all that Remembered has.
   std::function<Remembered()> remember = {};
   /// A short text about the model and the cuts that the stage comes from; ranks compare it before the first step.
   /// Empty: unknown.

@@ -67,6 +67,48 @@ std::function<void()> as_function(py::object function) {
   return [function = Owned(std::move(function))] { in_python([&] { function.get()(); }); };
 }
 
+/// What the _Memory of a stage keeps for a ticket.
+struct KeptInPython {
+  Borrowed memory;
+  Owned ticket;
+
+  template <typename Result, typename... Arguments>
+  Result call(const char* method, const Arguments&... arguments) const {
+    return in_python([&] { return memory.get().attr(method)(ticket.get(), arguments...).template cast<Result>(); });
+  }
+};
+
+std::vector<std::uintptr_t> as_numbers(const std::vector<const void*>& addresses) {
+  std::vector<std::uintptr_t> numbers;
+  for (const void* one : addresses) numbers.push_back(reinterpret_cast<std::uintptr_t>(one));
+  return numbers;
+}
+
+KeptSince compared(const KeptInPython& before, const std::vector<const void*>& read,
+                   const std::vector<const void*>& made) {
+  using Answer = std::tuple<py::object, bool, bool, bool>;
+  return in_python([&] {
+    auto [ticket, carries, puts_again, watches] =
+        py::cast<Answer>(before.call<py::object>("compare", as_numbers(read), as_numbers(made)));
+    const KeptInPython kept{before.memory, Owned(std::move(ticket))};
+    KeptSince since{.carries = carries};
+    if (puts_again) since.put_again = [kept] { kept.call<void>("put_again"); };
+    if (watches) since.has_replaced = [kept] { return kept.call<bool>("has_replaced"); };
+    return since;
+  });
+}
+
+Remembered remembered_by(const Borrowed& memory) {
+  auto [ticket, tensors] = in_python([&] {
+    auto both = py::cast<std::pair<py::object, std::vector<at::Tensor>>>(memory.get().attr("remember")());
+    return std::pair(Owned(std::move(both.first)), std::move(both.second));
+  });
+  const KeptInPython kept{memory, std::move(ticket)};
+  return {.put_back = [kept] { kept.call<void>("give_back"); },
+          .tensors = std::move(tensors),
+          .compare = [kept](const auto& read, const auto& made) { return compared(kept, read, made); }};
+}
+
 }  // namespace
 
 Recompute recompute_from(const py::object& object, py::list& keep) {
@@ -98,12 +140,7 @@ PythonStage make_stage(const py::dict& spec, bool has_seed, const Recompute& rec
   options.mode = [mode = Borrowed(spec["mode"], keep)] {
     return in_python([&] { return py::cast<std::uint64_t>(mode.get()()); });
   };
-  options.remember = [remember = Borrowed(spec["remember"], keep)] {
-    return in_python([&] {
-      const auto [put_back, tensors] = py::cast<std::pair<py::object, std::vector<at::Tensor>>>(remember.get()());
-      return Remembered{as_function(put_back), tensors};
-    });
-  };
+  options.remember = [memory = Borrowed(spec["memory"], keep)] { return remembered_by(memory); };
   if (!spec["auxiliary_loss"].is_none()) {
     options.auxiliary_loss = [loss = Borrowed(spec["auxiliary_loss"], keep)](const Value& output) {
       return in_python([&] { return py::cast<at::Tensor>(loss.get()(to_python(output))); });

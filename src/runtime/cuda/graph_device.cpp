@@ -57,6 +57,13 @@ class WithoutEmptyGraphs final : public c10::WarningHandler {
   c10::WarningHandler& outer_ = *c10::WarningUtils::get_warning_handler();
 };
 
+/// When the last graph that draws from LibTorch's own generator has read its state, which is in one place. Under
+/// default_generators().
+c10::Event& last_read(c10::DeviceIndex device) {
+  static std::map<c10::DeviceIndex, c10::Event> all;
+  return all.try_emplace(device, c10::kCUDA).first->second;
+}
+
 class CudaGraph final : public DeviceGraph {
  public:
   explicit CudaGraph(std::shared_ptr<void> pool_user) : pool_user_(std::move(pool_user)) {}
@@ -69,8 +76,9 @@ class CudaGraph final : public DeviceGraph {
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
-  void begin(const at::cuda::MempoolId_t& pool) {
+  void begin(c10::DeviceIndex device, const at::cuda::MempoolId_t& pool) {
     const std::lock_guard lock(default_generators());
+    last_read(device).synchronize();  // the beginning of a capture writes that state
     graph_->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   }
   void end(c10::DeviceIndex device, const at::cuda::MempoolId_t& pool) {
@@ -78,6 +86,8 @@ class CudaGraph final : public DeviceGraph {
     const c10::WarningUtils::WarningHandlerGuard quiet(&handler);
     try {
       graph_->capture_end();
+      const std::lock_guard lock(default_generators());
+      last_read(device).record(c10::cuda::getCurrentCUDAStream(device));
     } catch (...) {
       graph_->end_captures_of_generators();
       try {
@@ -92,11 +102,10 @@ class CudaGraph final : public DeviceGraph {
   void replay() override {
     const std::shared_lock lock(captures());
     if (!graph_->draws()) return graph_->replay();
-    // LibTorch's own generator has one place for its state, which every replay writes and its kernels read.
-    static std::map<c10::DeviceIndex, c10::Event> last_reads;
+    // Every replay writes the state, and its kernels read it.
     const std::lock_guard one_at_a_time(default_generators());
     const c10::Stream stream = c10::cuda::getCurrentCUDAStream();
-    c10::Event& last = last_reads.try_emplace(stream.device_index(), c10::kCUDA).first->second;
+    c10::Event& last = last_read(stream.device_index());
     last.block(stream);
     graph_->replay();
     last.record(stream);
@@ -172,7 +181,7 @@ class CudaGraphDevice final : public GraphDevice {
         // Always the same: a backward runs on the stream of its forward, which may be in another graph.
         aside.emplace(stream = c10::cuda::CUDAStream(own_streams(1).front()));
       }
-      graph->begin(pool_);
+      graph->begin(device_, pool_);
       try {
         work();
       } catch (...) {

@@ -82,6 +82,45 @@ class Tells(Block):
         return x
 
 
+class CarriesAndRemembers(Carries):
+    """Somebody else has the tensor that it replaces."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.history = []
+
+    def forward(self, x):
+        self.history.append(self.average)
+        return super().forward(x)
+
+
+class TellsInMany(Block):
+    """Numbers for others, in places of all kinds."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.stats, self.all, self.pair = {}, [], None
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.stats["load"] = x.detach().abs().mean()
+        self.pair = (self.stats["load"] * 2, "of the last microbatch")
+        self.all.append(self.pair[0] * 2)
+        return x
+
+
+class Masked(Block):
+    """Reads what the caller has put there."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.register_buffer("shift", torch.zeros(WIDTH))
+        self.mask = torch.ones(WIDTH, device=DEVICE)
+
+    def forward(self, x):
+        return super().forward(x) * self.mask + self.shift
+
+
 class CarriesABuffer(Block):
     def forward(self, x):
         x = super().forward(x)
@@ -127,11 +166,11 @@ def loss_of(output, target):
 
 
 def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: None, ranks=1, block=Block, loss=loss_of,
-          around=contextlib.nullcontext, **options):
+          around=contextlib.nullcontext, told=lambda module: [], evaluates=lambda step: False, rows=lambda step: 8, **options):
     """All that a run leaves behind, and what was captured."""
     torch.manual_seed(3)
     modules = [block(dropout).to(DEVICE) for _ in range(4)]
-    batches = [(torch.randn(8, 5, WIDTH, device=DEVICE), torch.randn(8, 5, WIDTH, device=DEVICE)) for _ in range(steps)]
+    batches = [tuple(torch.randn(rows(step), 5, WIDTH, device=DEVICE) for _ in range(2)) for step in range(steps)]
     torch.manual_seed(11)
     traces, captured = {}, []
 
@@ -142,12 +181,14 @@ def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: N
         trace = []
         for step, (x, y) in enumerate(batches):
             before(step, modules)
+            if evaluates(step):
+                pipeline.eval(torch.ones(8, 5, WIDTH, device=DEVICE), target=torch.ones(8, 5, WIDTH, device=DEVICE))
             optimizer.zero_grad()
             with around():
                 result = pipeline.step(x, target=y)
             trace += [loss.clone() for loss in result.losses]
             trace += [p.grad.clone() for s in own for p in modules[s].parameters() if p.grad is not None]
-            trace += [modules[s].load.clone() for s in own if block is Tells]
+            trace += [tensor.clone() for s in own for tensor in told(modules[s])]
             optimizer.step()
         trace += [tensor.detach().clone() for s in own for tensor in (*modules[s].parameters(), *modules[s].buffers())]
         traces[world.rank] = trace + [x for x, _ in batches]
@@ -196,7 +237,7 @@ class Graphs(unittest.TestCase):
             self.assertTrue(torch.equal(gradient, value))
 
     def test_tensors_that_a_module_carries_and_replaces(self):
-        for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesABuffer):
+        for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesAndRemembers, CarriesABuffer):
             with self.subTest(block.__name__):
                 captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block)
                 self.assertIn("carries from step to step", captured.reason)
@@ -204,7 +245,65 @@ class Graphs(unittest.TestCase):
     def test_tensors_that_a_module_leaves_for_others(self):
         for ranks in (1, 2):
             with self.subTest(ranks=ranks):
-                self.same(5, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Tells)
+                self.same(5, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Tells, told=lambda module: [module.load])
+
+    def test_tensors_that_are_left_for_others_after_evaluations_and_other_shapes(self):
+        """Each of these replaces what the last replay has left. Steps of two shapes take turns, so both are replayed."""
+
+        def told(module):
+            told = [module.stats["load"], module.pair[0], *module.all]
+            module.stats.clear()
+            module.all.clear()
+            return told
+
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                captured = self.same(28, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=TellsInMany, told=told, steps=30,
+                                     rows=lambda step: 8 if step % 2 else 4, evaluates=lambda step: step % 3 == 2)
+                self.assertEqual(captured.graphs, 2)
+
+    def test_losses_that_are_kept(self):
+        """The memory of a graph's losses may be used by another graph."""
+        for lanes in (1, 4):
+            kept = {}
+
+            def loss(output, target):
+                kept["loss"] = loss_of(output, target)
+                kept["alias"] = kept["loss"].detach()
+                return kept["loss"]
+
+            with self.subTest(lanes=lanes):
+                self.same(18, schedule="Interleaved1F1B", stages_per_rank=4, loss=loss, steps=20, rows=lambda step: 8 if step % 10 < 5 else 4, lanes=lanes,
+                          told=lambda module: [kept["loss"].detach(), kept["alias"]])
+
+    def test_tensors_that_the_caller_replaces(self):
+        """Also such as he has more of, and while there are graphs of two kinds."""
+        masks = [torch.full((WIDTH,), 1 + 0.1 * i, device=DEVICE) for i in range(4)]
+
+        def set_mask(module, number):
+            module.mask = masks[number % 4]
+
+        def set_buffer(module, number):
+            module.shift = torch.full((WIDTH,), 0.1 * number, device=DEVICE)
+
+        for change in (set_mask, set_buffer):
+            for rows in (lambda step: 8, lambda step: 8 if step % 2 else 4):
+                for every in (1, 10):
+                    with self.subTest(change=change.__name__, shapes=rows(0), every=every):
+
+                        def before(step, modules):
+                            for module in modules if step % every == 0 else ():
+                                change(module, step // every)
+
+                        options = {"schedule": "Interleaved1F1B", "stages_per_rank": 4, "block": Masked, "steps": 30, "rows": rows, "before": before}
+                        if every == 10:
+                            self.same(30 - len({rows(0), rows(1)}), **options)
+                            continue
+                        expected, _ = train(False, **options)
+                        got, captured = train(True, **options)
+                        self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, expected)))
+                        self.assertLess(captured.replayed, 7)
+                        self.assertIn("replaced by another between steps", captured.reason)
 
     @on_gpu
     def test_numbers_drawn_on_the_cpu(self):

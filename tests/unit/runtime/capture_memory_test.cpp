@@ -31,7 +31,7 @@ TEST(CaptureMemory, KeepsWhatWasThereBefore) {
     given = memory.take_given();
   }
   ASSERT_EQ(given.size(), 1U);
-  EXPECT_EQ(given[0].storage.unsafeGetStorageImpl(), mask.storage().unsafeGetStorageImpl());
+  EXPECT_EQ(given[0].storage->unsafeGetStorageImpl(), mask.storage().unsafeGetStorageImpl());
   EXPECT_FALSE(given[0].is_number);
   EXPECT_FALSE(given[0].is_ours_alone());
   mask = at::ones({5});
@@ -74,6 +74,39 @@ TEST(CaptureMemory, KnowsNumbersOnTheCpuThatAreReplaced) {
   EXPECT_TRUE(numbers[0].has_changed());
 }
 
+/// Every graph holds what it reads; that does not count as somebody who has it.
+TEST(CaptureMemory, KnowsThatNobodyHasWhatSeveralGraphsRead) {
+  at::Tensor scales = at::full({2}, 3.0);
+  at::Tensor mask = at::ones({4}, at::kMeta);
+  std::vector<HostNumber> numbers;
+  std::vector<GivenMemory> given;
+  for (int graph = 0; graph < 2; ++graph) {
+    CaptureMemory memory(at::kMeta, kAlways, kNobody);
+    (void)(at::ones({4}, at::kMeta) * scales[0] * scales[1] * mask);
+    for (const HostNumber& one : memory.take_numbers()) numbers.push_back(one);
+    for (GivenMemory& one : memory.take_given()) given.push_back(std::move(one));
+  }
+  ASSERT_EQ(numbers.size(), 4U);
+  EXPECT_EQ(std::count_if(given.begin(), given.end(), [](const GivenMemory& one) { return one.was_let_go(); }), 0);
+  scales = mask = at::Tensor();
+  for (const HostNumber& one : numbers) EXPECT_TRUE(one.was_let_go());
+  ASSERT_EQ(given.size(), 4U) << "the mask and the scales, of each";
+  for (const GivenMemory& one : given) EXPECT_TRUE(one.was_let_go());
+}
+
+/// From pinned memory, a graph copies anew in every replay.
+TEST(CaptureMemory, KeepsWhatIsOnTheHost) {
+  at::Tensor table = at::ones({4});
+  CaptureMemory memory(at::kMeta, kAlways, kNobody);
+  (void)table.mul(2);
+  { (void)at::ones({3}).mul(2); }
+  const std::vector<GivenMemory> given = memory.take_given();
+  ASSERT_EQ(given.size(), 1U);
+  EXPECT_FALSE(given[0].was_let_go());
+  table = at::Tensor();
+  EXPECT_TRUE(given[0].was_let_go());
+}
+
 TEST(CaptureMemory, FindsLeavesThatNobodyKeeps) {
   const at::Tensor weight = at::ones({4}).requires_grad_();
   const at::Tensor known = at::ones({4}).requires_grad_();
@@ -100,7 +133,7 @@ TEST(CaptureMemory, KnowsWhatOperationsMakeForOthers) {
   std::vector<GivenMemory> given = memory.take_given();
   std::erase_if(given, [](const GivenMemory& one) { return one.is_inner; });
   ASSERT_EQ(given.size(), 1U);
-  EXPECT_EQ(given[0].storage.unsafeGetStorageImpl(), x.storage().unsafeGetStorageImpl());
+  EXPECT_EQ(given[0].storage->unsafeGetStorageImpl(), x.storage().unsafeGetStorageImpl());
 }
 
 TEST(CaptureMemory, KnowsWhatOthersHaveKept) {

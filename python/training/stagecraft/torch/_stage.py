@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import types
+import weakref
 from typing import Any, Callable, Sequence
 
 import torch
@@ -85,7 +86,7 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
         "buffers": [(_joined(prefix, name), value) for name, value in _named_buffers(unwrapped(module))],
         "enter_evaluation": _Evaluation(owner),
         "mode": _Mode(owner),
-        "remember": _Remember(owner),
+        "memory": _Memory(owner),
         "full_backward": False,
         "copy_inputs": False,
         "inputs": [],
@@ -104,28 +105,123 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
     return spec
 
 
-class _Remember:
-    """Remembers the attributes of the stage's modules, with what their lists and dicts hold. Returns a function that gives them back, and all tensors that
-    it holds."""
+class _Ticket:
+    """C++ holds it for as long as it wants what _Memory has for it."""
+
+
+class _Memory:
+    """What the stage's modules keep: their attributes, and what lists and dicts among these hold. C++ has tickets for it, so that Python's garbage collector
+    sees who refers to whom."""
 
     def __init__(self, owner: Any):
         self._owner = owner
+        self._kept: weakref.WeakKeyDictionary[_Ticket, _Kept] = weakref.WeakKeyDictionary()
+        self._changes: weakref.WeakKeyDictionary[_Ticket, _Changes] = weakref.WeakKeyDictionary()
 
-    def __call__(self) -> tuple[Callable[[], None], list[torch.Tensor]]:
-        held: list = [vars(module) for module in unwrapped(self._owner.submod).modules()]
-        held += [value for attributes in held for value in attributes.values() if isinstance(value, (dict, list))]
-        before = [(place, dict(place) if isinstance(place, dict) else list(place)) for place in held]
+    def remember(self) -> tuple[_Ticket, list[torch.Tensor]]:
+        """Returns all tensors that this keeps alive too."""
+        ticket = _Ticket()
+        kept = self._kept[ticket] = _Kept(unwrapped(self._owner.submod))
+        return ticket, _tensors_in([content for _, content in kept.contents])
 
-        def give_back() -> None:
-            for place, content in before:
-                if isinstance(place, list):
-                    place[:] = content
+    def give_back(self, ticket: _Ticket) -> None:
+        self._kept[ticket].give_back()
+
+    def compare(self, ticket: _Ticket, read: Sequence[int], made: Sequence[int]) -> tuple[_Ticket, bool, bool, bool]:
+        """After further calls of the modules, which have read and made memory at these addresses. Returns a ticket for the other functions, whether
+        something is now in the place of what it was made from, and whether `put_again` and `has_replaced` have something to do."""
+        since = _Ticket()
+        changes = self._changes[since] = _Changes(self._kept[ticket], _Kept(unwrapped(self._owner.submod)), set(read), set(made))
+        return since, changes.carries, changes.any, changes.is_watching
+
+    def put_again(self, ticket: _Ticket) -> None:
+        """Puts there what those calls have put in the place of something else, or added."""
+        self._changes[ticket].put_again()
+
+    def has_replaced(self, ticket: _Ticket) -> bool:
+        """Whether somebody has put something in the place of what they have read, since this was asked last."""
+        return self._changes[ticket].has_replaced()
+
+
+_NOTHING: Any = object()
+
+
+class _Kept:
+    """What modules have at one moment: all dicts and lists where they keep something, with a copy of each. Parameters and buffers are in some of them."""
+
+    def __init__(self, module: Any):
+        places: list = [vars(part) for part in module.modules()] if isinstance(module, torch.nn.Module) else []
+        places += [value for attributes in places for value in attributes.values() if isinstance(value, (dict, list))]
+        self.contents: list[tuple[Any, Any]] = [(place, dict(place) if isinstance(place, dict) else list(place)) for place in places]
+
+    def give_back(self) -> None:
+        for place, content in self.contents:
+            if isinstance(place, list):
+                place[:] = content
+                continue
+            for name in [name for name in place if name not in content]:
+                del place[name]
+            place.update(content)
+
+
+class _Changes:
+    """What calls have changed in what modules keep, as far as it is about tensors."""
+
+    def __init__(self, before: _Kept, now: _Kept, read: set[int], made: set[int]):
+        self.carries = False
+        self._replaced: list[tuple[Any, Any, Any]] = []
+        self._longer: list[tuple[list, list]] = []
+        self._read: list[tuple[Any, Any, Any]] = []
+        new = {id(place): content for place, content in now.contents}
+        for place, content in before.contents:
+            items = new.get(id(place), content)  # a place that nobody has any more
+            if isinstance(items, list) and len(items) > len(content) and all(a is b for a, b in zip(items, content)):
+                if _tensors_in(items[len(content) :]):
+                    self._longer.append((place, items[len(content) :]))
+                continue
+            for name, value in items.items() if isinstance(items, dict) else enumerate(items):
+                old = _at(content, name)
+                if old is value or not _tensors_in([value]):
                     continue
-                for name in [name for name in place if name not in content]:
-                    del place[name]
-                place.update(content)
+                self._replaced.append((place, name, value))
+                self.carries = self.carries or (_any_at(_tensors_in([old]), read) and _any_at(_tensors_in([value]), made))
+        for place, content in now.contents:
+            for name, value in content.items() if isinstance(content, dict) else enumerate(content):
+                if _any_at(value if isinstance(value, tuple) else (value,), read):
+                    self._read.append((place, name, value))
 
-        return give_back, _tensors_in([content for _, content in before])
+    @property
+    def any(self) -> bool:
+        return bool(self._replaced or self._longer)
+
+    @property
+    def is_watching(self) -> bool:
+        return bool(self._read)
+
+    def put_again(self) -> None:
+        for place, name, value in self._replaced:
+            if isinstance(place, dict) or name < len(place):
+                place[name] = value
+        for longer, added in self._longer:
+            longer.extend(added)
+
+    def has_replaced(self) -> bool:
+        now = [(place, name, _at(place, name)) for place, name, _ in self._read]
+        differs = any(new[2] is not old[2] for new, old in zip(now, self._read))
+        if differs:
+            self._read = now
+        return differs
+
+
+def _at(place: Any, name: Any) -> Any:
+    if isinstance(place, dict):
+        return place.get(name, _NOTHING)
+    return place[name] if name < len(place) else _NOTHING
+
+
+def _any_at(values: Sequence, addresses: set[int]) -> bool:
+    """Whether one of them is a tensor with memory at one of these addresses."""
+    return any(type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided and one.untyped_storage().data_ptr() in addresses for one in values)
 
 
 _MOST_OBJECTS = 200_000  # a module may hold on to its trainer, and that to all of its data
