@@ -40,6 +40,7 @@ struct Case {
   Traits traits;
   std::vector<Layout> layouts;  ///< One after the other; a checkpoint goes from one to the next.
   std::int64_t rows = 8;
+  bool ragged = false;   ///< Every third batch has a row more.
   int accumulated = 1;   ///< Steps per step of the optimizer.
   int updates = 2;       ///< Steps of the optimizer per layout.
   bool records = false;  ///< The timelines of some steps.
@@ -58,6 +59,7 @@ struct Case {
   std::optional<Failure> failure;
 
   [[nodiscard]] bool is_mixed() const { return mixed != Mixed::kNot; }
+  [[nodiscard]] std::int64_t rows_in(int step) const { return rows + (ragged && step % 3 == 2 ? 1 : 0); }
   [[nodiscard]] int steps_per_layout() const { return accumulated * updates; }
   [[nodiscard]] std::string text() const {
     std::string all = "seed " + std::to_string(seed) + ": ";
@@ -72,6 +74,7 @@ struct Case {
                                     {traits.in_place, ", in place"},
                                     {traits.extra, ", auxiliary loss"},
                                     {traits.ignored, ", ignored targets"},
+                                    {ragged, ", ragged"},
                                     {adam, ", AdamW"},
                                     {clips, ", clipped"},
                                     {records, ", recorded"},
@@ -110,6 +113,7 @@ inline void leave_out(Case& drawn) {
                                                                                        {"in_place", &traits.in_place},
                                                                                        {"extra", &traits.extra},
                                                                                        {"ignored", &traits.ignored},
+                                                                                       {"ragged", &drawn.ragged},
                                                                                        {"adam", &drawn.adam},
                                                                                        {"clips", &drawn.clips},
                                                                                        {"records", &drawn.records},
@@ -208,6 +212,7 @@ inline Case draw_case(std::uint64_t seed, int world) {
     drawn.graph = !dice.one_in(4);
     if (drawn.graph) drawn.lanes = dice.one_in(3) ? 1 : 0;
   }
+  drawn.ragged = dice.one_in(3);
   leave_out(drawn);
   return drawn;
 }

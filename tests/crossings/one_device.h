@@ -21,14 +21,14 @@ inline Batch batch_of(const Case& drawn, int step) {
   const Traits& traits = drawn.traits;
   // A target of the type that the loss function gets.
   const at::ScalarType type = drawn.is_mixed() ? at::kFloat : c10::toRealValueType(traits.type);
-  at::Tensor input = numbers({drawn.rows, kWidth}, step, traits.type);
+  at::Tensor input = numbers({drawn.rows_in(step), kWidth}, step, traits.type);
   if (traits.strided) input = input.t().contiguous().t();
   if (!traits.ignored) {
-    return {input, numbers({drawn.rows, kWidth}, step + 0.5, type)};
+    return {input, numbers({drawn.rows_in(step), kWidth}, step + 0.5, type)};
   }
-  at::Tensor classes = (at::arange(drawn.rows, device()) * 7 + step) % kWidth;
-  classes.masked_fill_(numbers({drawn.rows}, step + 3.3, at::kDouble) > 0.2, -100);
-  classes[step % drawn.rows] = 1;  // one counts at least
+  at::Tensor classes = (at::arange(drawn.rows_in(step), device()) * 7 + step) % kWidth;
+  classes.masked_fill_(numbers({drawn.rows_in(step)}, step + 3.3, at::kDouble) > 0.2, -100);
+  classes[step % drawn.rows_in(step)] = 1;  // one counts at least
   return {input, classes};
 }
 
@@ -116,7 +116,7 @@ class OneDevice {
     double sum = 0;
     std::int64_t begin = 0;
     int microbatch = 0;
-    for (const std::int64_t share : even_sizes(case_.rows, layout.replicas)) {
+    for (const std::int64_t share : even_sizes(case_.rows_in(step), layout.replicas)) {
       for (const std::int64_t rows : even_sizes(share, layout.microbatches)) {
         const RandomScope random(case_.seed, StageId(0), MicrobatchId(microbatch++), static_cast<std::uint64_t>(step));
         const at::Tensor target = batch.target.narrow(0, begin, rows);
