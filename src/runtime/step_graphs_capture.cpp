@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "stagecraft/core/error.h"
 #include "step_graphs.h"
 
 namespace stagecraft {
@@ -14,8 +15,8 @@ namespace {
 /// The first line of an error: what follows is the table around the action.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// What `work` says, or the error that it throws.
-std::string why_not(const std::function<std::string()>& work) {
+/// What `work` says, or the error that it throws. An interruption goes to `interruption` too.
+std::string why_not(std::exception_ptr& interruption, const std::function<std::string()>& work) {
   std::string why;
   try {
     return work();
@@ -23,6 +24,7 @@ std::string why_not(const std::function<std::string()>& work) {
     why = first_line(error.what_without_backtrace());
   } catch (const std::exception& error) {
     why = first_line(error.what());
+    if (is_interruption(std::current_exception())) interruption = std::current_exception();
   }
   return why.empty() ? "an error without a text" : why;
 }
@@ -205,7 +207,8 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   if (!kind.obstacle.empty()) return kind.obstacle;
   Captured made;
   Memories remembered;  // put_back holds it
-  const std::string obstacle = why_not([&] {
+  std::exception_ptr interruption;
+  const std::string obstacle = why_not(interruption, [&] {
     made = with_memory(signature);
     for (const Stage& stage : stages_) {
       if (!stage.options().remember) continue;
@@ -214,6 +217,7 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
     }
     return std::string();
   });
+  if (interruption) std::rethrow_exception(interruption);
   if (!obstacle.empty()) return obstacle;
   StepInputs inputs = signature.with(execution.inputs, made.inputs);
   const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
@@ -234,7 +238,7 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
       device_.type(), [&] { return graphs_->is_capturing(); },
       [&](const c10::StorageImpl* one) { return known.contains(one); });
   losses_.begin_capture(inputs, made.seeds);
-  std::string why = why_not([&] {
+  std::string why = why_not(interruption, [&] {
     const at::AutoGradMode training(true);
     execution.capture(inputs, made.pieces, capture_piece);
     return std::string();
@@ -266,12 +270,13 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   for (std::size_t i = 0; i < versions.size(); ++i) {
     if (made.inputs[i]._version() != versions[i]) made.changed_inputs.push_back(i);
   }
-  if (why.empty()) why = why_not([&] { return share_memory(made, memory, remembered); });
+  if (why.empty()) why = why_not(interruption, [&] { return share_memory(made, memory, remembered); });
   if (!why.empty()) {
     std::vector<Remembered> before_capture = std::move(made.before_capture);
     made = Captured();
     leave_uncomputed(std::move(before_capture), memory.made());
     fill_with_nan(memory.made());
+    if (interruption) std::rethrow_exception(interruption);
     return why;
   }
   for (const GradientPtr& after : made.after) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -64,6 +65,14 @@ class StepError : public Error {
   RankId rank_;
   std::string action_;
 };
+
+/// What an error also is if somebody ends the program by it, such as Ctrl-C in Python: nobody tries again in another way.
+class Interruption {
+ public:
+  virtual ~Interruption() = default;
+};
+/// Whether the error, or one that is nested in it, is one.
+[[nodiscard]] bool is_interruption(const std::exception_ptr& error);
 
 /// A tensor is not what an edge or a stage expects.
 class ShapeError : public Error {

@@ -134,6 +134,8 @@ PythonError::PythonError(py::error_already_set& error) {
   exception_ = Owned(std::move(own));
 }
 
+bool is_interruption(const py::error_already_set& error) { return !error.matches(PyExc_Exception); }
+
 void register_errors() { py::register_local_exception_translator(&translate); }
 
 }  // namespace stagecraft::python

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "objects.h"
+#include "stagecraft/core/error.h"
 
 /// Errors on their way between Python and C++.
 namespace stagecraft::python {
@@ -21,6 +22,14 @@ class PythonError : public std::exception {
   std::string text_;
 };
 
+/// What is no Exception there, such as KeyboardInterrupt and SystemExit.
+class PythonInterruption : public PythonError, public Interruption {
+  using PythonError::PythonError;
+};
+
+/// Whether it is one.
+bool is_interruption(const py::error_already_set& error);
+
 /// Takes the GIL and runs `work`, which calls Python.
 template <typename Work>
 auto in_python(const Work& work) {
@@ -29,6 +38,7 @@ auto in_python(const Work& work) {
   try {
     return work();
   } catch (py::error_already_set& error) {
+    if (is_interruption(error)) throw PythonInterruption(error);
     throw PythonError(error);
   }
 }

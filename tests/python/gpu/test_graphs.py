@@ -387,6 +387,31 @@ class Graphs(unittest.TestCase):
 
         run_ranks(rank, ranks=1, device=DEVICE)
 
+    def test_a_user_who_ends_the_program(self):
+        """Ctrl-C while a step is captured ends that step, and not only the capture."""
+
+        class Ends(Block):
+            calls = 0
+
+            def forward(self, x):
+                Ends.calls += 1
+                if Ends.calls == 13:  # two stages of four microbatches, and then in the second stage of the capture
+                    raise KeyboardInterrupt
+                return super().forward(x)
+
+        def rank(world):
+            stages = [Stage(Ends(0).to(DEVICE), s) for s in range(2)]
+            pipeline = Pipeline(stages, world=world, schedule="Interleaved1F1B", microbatches=4, loss=loss_of, graph=True)
+            batch = torch.ones(4, 5, WIDTH, device=DEVICE)
+            pipeline.step(batch, target=batch)
+            with self.assertRaises(KeyboardInterrupt):
+                pipeline.step(batch, target=batch)
+            for _ in range(3):
+                pipeline.step(batch, target=batch)
+            self.assertEqual(pipeline.captured.replayed, 3)
+
+        run_ranks(rank, ranks=1, device=DEVICE)
+
     def test_bad_input(self):
         for options, words in (({"graph": "always"}, "true, false"), ({"lanes": -1}, "lanes is at least 1")):
             with self.assertRaisesRegex(InvalidArgument, words):
