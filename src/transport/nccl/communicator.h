@@ -46,10 +46,11 @@ class Communicator {
   /// is issued any more: whoever has lost another rank tells those who wait for it.
   [[nodiscard]] bool issue(std::string what, const Operation& operation);
 
-  /// Something that was issued and has not ended for longer than `limit`.
+  /// An operation that has been waiting for another rank, or moving data, for longer than `limit`. What this rank has
+  /// issued before it, such as its compute, does not count.
   [[nodiscard]] std::optional<std::string> overdue(Clock::duration limit);
   /// Whether all that was issued has ended.
-  [[nodiscard]] bool is_idle() { return !overdue(Clock::duration::zero()); }
+  [[nodiscard]] bool is_idle();
   /// Ends what is running on the device, with any result. May be called while another thread uses it.
   void abort();
   /// The same of several. One after the other would not do: NCCL waits for the whole device when it gives back the
@@ -61,9 +62,11 @@ class Communicator {
   struct Connection;
   struct Issued {
     std::string what;
-    Clock::time_point since;
+    c10::Event begin;
     c10::Event end;
+    std::optional<Clock::time_point> begun = {};  // when it was first seen to have begun
   };
+  void drop_ended();
 
   std::vector<RankId> members_;
   std::shared_ptr<Connection> connection_;
