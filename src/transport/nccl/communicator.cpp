@@ -116,6 +116,21 @@ bool Communicator::issue(std::string what, const Operation& operation) {
   return true;
 }
 
+const Communicator::Operation* Communicator::expected(const std::string& label) const {
+  const auto found = expected_.find(label);
+  return found == expected_.end() ? nullptr : &found->second;
+}
+
+void Communicator::forget_expected_except(const std::string& label) {
+  std::erase_if(expected_, [&](const auto& one) { return one.first != label; });
+}
+
+void Communicator::advance(const std::string& label) {
+  ++progress_.issued;
+  progress_.last = label;
+  expected_.clear();
+}
+
 /// Under the lock.
 void Communicator::drop_ended() {
   while (!in_flight_.empty() && in_flight_.front().end.query()) in_flight_.pop_front();
