@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <thread>
 
+#include "beside_thread.h"
 #include "nccl/nccl_group.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
@@ -23,22 +25,46 @@ constexpr std::uint64_t kAll = UINT64_MAX;
 std::atomic<std::uint64_t> recorded = 0;
 std::atomic<std::uint64_t> ended = kAll;  // events up to this number
 
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kCPU> {
-  void record(void** event, const c10::Stream& /*stream*/, const c10::DeviceIndex /*device*/,
+struct Event {
+  std::uint64_t number;
+  c10::StreamId stream;
+};
+using Order = std::vector<std::pair<c10::StreamId, c10::StreamId>>;
+Order blocked;  // the second waits for the first; of the one thread that a test looks at
+std::atomic<std::thread::id> observed;
+
+c10::Stream fresh_stream(c10::DeviceType type) {
+  static std::atomic<std::int64_t> last = 0;
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(type, -1), ++last);
+}
+
+template <c10::DeviceType kType>
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
+  [[nodiscard]] c10::Stream getStreamFromGlobalPool(c10::Device /*device*/, bool /*is_urgent*/) const override {
+    return fresh_stream(kType);
+  }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex /*device*/,
               const c10::EventFlag /*flag*/) const override {
-    if (*event == nullptr) *event = new std::uint64_t;
-    *static_cast<std::uint64_t*>(*event) = ++recorded;
+    if (*event == nullptr) *event = new Event;
+    *static_cast<Event*>(*event) = {++recorded, stream.id()};
   }
   void* getStreamNativeHandle(const c10::Stream /*stream*/) const override { return nullptr; }
-  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
-  bool queryEvent(void* event) const override { return *static_cast<std::uint64_t*>(event) <= ended; }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (std::this_thread::get_id() == observed.load()) {
+      blocked.emplace_back(static_cast<Event*>(event)->stream, stream.id());
+    }
+  }
+  bool queryEvent(void* event) const override { return static_cast<Event*>(event)->number <= ended; }
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
-    delete static_cast<std::uint64_t*>(event);
+    delete static_cast<Event*>(event);
   }
 };
 
-const c10::impl::DeviceGuardImplInterface* const kReplaced =
-    c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCPU)].exchange(new Guard);
+template <c10::DeviceType kType>
+const c10::impl::DeviceGuardImplInterface* replaced() {
+  return c10::impl::device_guard_impl_registry[static_cast<std::size_t>(kType)].exchange(new Guard<kType>);
+}
+const std::array kReplaced{replaced<c10::kCPU>(), replaced<c10::kMeta>()};
 
 /// What was issued to one rank's communicator.
 using Log = std::vector<std::string>;
@@ -91,10 +117,7 @@ namespace stagecraft {
 
 // In place of the library's, which refuse without CUDA.
 bool has_streams(c10::Device /*device*/) { return true; }
-c10::Stream unshared_stream(c10::Device /*device*/, bool /*is_urgent*/) {
-  static std::atomic<std::int64_t> last = 0;
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU, -1), ++last);
-}
+c10::Stream unshared_stream(c10::Device device, bool /*is_urgent*/) { return fresh_stream(device.type()); }
 std::string place_of_gpu(c10::Device device) { return device.str(); }
 
 namespace nccl {
@@ -257,6 +280,21 @@ TEST(Communicator, IsOverdueFromWhenTheDeviceHasComeToAnOperation) {
   ended = kAll;
   EXPECT_TRUE(ranks.is_idle());
   EXPECT_EQ(ranks.overdue(milliseconds(0)), std::nullopt);
+}
+
+TEST(BesideThread, RestsOnTheDeviceTooAfterAFailure) {
+  run([](Rank& rank) {
+    if (rank.transport->rank() != RankId(0)) return;
+    BesideThread beside(*rank.group, c10::kMeta);  // any device but the CPU has a stream beside
+    beside.start("in the test", [] { throw std::runtime_error("it has failed"); });
+    observed = std::this_thread::get_id();
+    EXPECT_TRUE(beside.rest());
+    const Order expected{{beside.stream()->id(), current_stream(c10::kMeta).id()}};
+    EXPECT_EQ(std::exchange(blocked, {}), expected);
+    EXPECT_FALSE(beside.rest());
+    EXPECT_EQ(blocked, Order()) << "nothing was started since";
+    observed = std::thread::id();
+  });
 }
 
 }  // namespace
