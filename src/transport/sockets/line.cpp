@@ -207,6 +207,11 @@ bool Line::wait_until_over(Clock::time_point until) {
   return changed_.wait_until(lock, until, [&] { return is_over_; });
 }
 
+bool Line::wait_until_released(Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, until, [&] { return is_over_ || is_released_; });
+}
+
 // --- receiving ---
 
 bool Line::fetch(void* data, std::size_t bytes) {
@@ -255,6 +260,12 @@ void Line::receive() {
         in_ = nccl_->connect(id, {peer_, own_}, 1);
         continue;
       }
+      if (head.kind == static_cast<std::uint32_t>(Kind::kRelease)) {
+        const std::lock_guard lock(mutex_);
+        is_released_ = true;
+        changed_.notify_all();
+        continue;
+      }
       take_in(head.size);
     }
   } catch (const std::system_error& error) {
@@ -272,23 +283,39 @@ void Line::receive() {
     is_over_ = true;  // first: a thread that waits to be connected by NCCL stops waiting, and lets go of the path
     changed_.notify_all();
   }
+  if (!nccl_) return;
   end_paths();
+  release();
 }
 
-/// What is still running with a rank that has left ends soon, or never.
+/// What is still running with a rank that has left without a failure ends when this rank's device has come to it; with
+/// one that has failed it ends soon, or never.
 void Line::end_paths() {
-  CommunicatorPtr out;
-  {
-    const std::lock_guard lock(introducing_);
-    out = out_;
+  const auto begin = Clock::now();
+  const auto is_in_time = [&] {
+    constexpr auto kSoon = std::chrono::seconds(5);
+    return Clock::now() - begin <
+           (reports_->has_any_failed() ? std::min<Clock::duration>(kSoon, nccl_->limit()) : nccl_->limit());
+  };
+  std::vector<CommunicatorPtr> stuck = nccl_->with(peer_);
+  const auto drop_idle = [&] { std::erase_if(stuck, [](const CommunicatorPtr& path) { return path->is_idle(); }); };
+  for (drop_idle(); !stuck.empty() && is_in_time(); drop_idle()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  const auto until = Clock::now() + std::chrono::seconds(5);
-  std::vector<CommunicatorPtr> stuck;
-  for (const CommunicatorPtr& path : {in_, out}) {
-    while (path && !path->is_idle() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (path && !path->is_idle()) stuck.push_back(path);
+  if (stuck.empty()) return;
+  if (!reports_->has_any_failed()) {
+    reports_->lose(peer_, "the program of rank " + std::to_string(peer_.value) + " has ended, and what rank " +
+                              std::to_string(own_.value) +
+                              " exchanges with it by NCCL did not end in time: its tensors "
+                              "are not whole");
   }
   nccl::Communicator::abort(stuck);
+}
+
+/// The last thing that the other rank waits for, before its memory is gone.
+void Line::release() {
+  const std::lock_guard lock(sending_);
+  if (!has_said_goodbye_) put({head_of(Kind::kRelease, 0), {}, 0});
 }
 
 void Line::take_in(std::size_t bytes) {

@@ -13,6 +13,7 @@ struct SocketChannel::Ears {
   std::mutex mutex;
   Listener listener;
   Loss lose;
+  std::function<bool()> has_any_failed;
   std::vector<std::weak_ptr<Line>> lines;
 
   void hear(RankId from, const Notice& notice) {
@@ -30,6 +31,10 @@ struct SocketChannel::Ears {
   void report_loss(RankId rank, const std::string& text) {
     const std::lock_guard lock(mutex);
     if (lose) lose(rank, text);
+  }
+  bool know_of_a_failure() {
+    const std::lock_guard lock(mutex);
+    return has_any_failed && has_any_failed();
   }
 
   static wire::Envelope to_envelope(const Notice& notice) {
@@ -57,7 +62,8 @@ SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::opti
                       ears->hear(from, notice);
                       mailbox->wake();
                     },
-                    [ears = ears_](RankId lost, const std::string& text) { ears->report_loss(lost, text); }});
+                    [ears = ears_](RankId lost, const std::string& text) { ears->report_loss(lost, text); },
+                    [ears = ears_] { return ears->know_of_a_failure(); }});
   for (int r = 0; r < ranks_; ++r) {
     Socket& socket = sockets[RankId(r).index()];
     const bool is_own = RankId(r) == rank_;
@@ -66,10 +72,15 @@ SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::opti
   }
 }
 
-SocketChannel::~SocketChannel() { say_goodbye(); }
+SocketChannel::~SocketChannel() {
+  say_goodbye();
+  const std::lock_guard lock(ears_->mutex);
+  ears_->has_any_failed = nullptr;
+}
 
-void SocketChannel::start(Loss lose) {
+void SocketChannel::start(Loss lose, std::function<bool()> has_any_failed) {
   ears_->lose = std::move(lose);
+  ears_->has_any_failed = std::move(has_any_failed);
   for (const auto& line : lines_) {
     if (line) line->start();
   }

@@ -24,7 +24,7 @@ class SocketChannel : public Channel {
   SocketChannel& operator=(const SocketChannel&) = delete;
 
   /// Starts receiving; called once, after `listen`. `lose` is called when the process of a rank is gone.
-  void start(Loss lose);
+  void start(Loss lose, std::function<bool()> has_any_failed);
   /// Says goodbye to all, and reports no more losses.
   void say_goodbye();
   /// The lines; they may outlive the channel.

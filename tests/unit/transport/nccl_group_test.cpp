@@ -3,17 +3,20 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
 
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
 
 #include "beside_thread.h"
 #include "nccl/nccl_group.h"
+#include "sockets/socket_channel.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/streams.h"
@@ -280,6 +283,64 @@ TEST(Communicator, IsOverdueFromWhenTheDeviceHasComeToAnOperation) {
   ended = kAll;
   EXPECT_TRUE(ranks.is_idle());
   EXPECT_EQ(ranks.overdue(milliseconds(0)), std::nullopt);
+}
+
+/// Two ranks that are connected; the second says goodbye while an operation of the first is on its way.
+struct Farewell {
+  explicit Farewell(bool has_failed) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+    for (std::size_t r = 0; r < 2; ++r) {
+      std::vector<sockets::Socket> all(2);
+      all[1 - r] = sockets::Socket(ends[r]);
+      channels[r] =
+          std::make_unique<sockets::SocketChannel>(RankId(r), std::move(all), std::nullopt, watches[r], nullptr);
+    }
+    channels[0]->start([this](RankId /*rank*/, const std::string& text) { lost.set_value(text); },
+                       [has_failed] { return has_failed; });
+    channels[1]->start([](RankId /*rank*/, const std::string& /*text*/) {}, [] { return false; });
+    const auto communicator = watches[0]->connect(new_id(), {RankId(0), RankId(1)}, 0);
+    EXPECT_TRUE(communicator->wait_until_connected(Clock::now() + kPatience));
+    ended = recorded.load();
+    EXPECT_TRUE(communicator->issue("the sum", [](const Library&, Comm, Stream) {}));
+    channels[1]->say_goodbye();
+  }
+  ~Farewell() {
+    ended = kAll;
+    channels[0]->say_goodbye();
+    EXPECT_TRUE(channels[1]->lines()[0]->wait_until_over(Clock::now() + kPatience));
+  }
+  Farewell(const Farewell&) = delete;
+  Farewell& operator=(const Farewell&) = delete;
+
+  std::array<std::shared_ptr<Watch>, 2> watches{std::make_shared<Watch>(c10::kCPU, std::chrono::milliseconds(300)),
+                                                std::make_shared<Watch>(c10::kCPU, std::chrono::milliseconds(300))};
+  std::promise<std::string> lost;
+  std::array<std::unique_ptr<sockets::SocketChannel>, 2> channels;
+};
+
+TEST(Farewell, WaitsForWhatIsOnItsWay) {
+  Farewell two(/*has_failed=*/false);
+  sockets::Line& line = *two.channels[1]->lines()[0];
+  EXPECT_FALSE(line.wait_until_released(Clock::now() + std::chrono::milliseconds(50)));
+  ended = kAll;
+  EXPECT_TRUE(line.wait_until_released(Clock::now() + kPatience));
+  EXPECT_EQ(two.lost.get_future().wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+}
+
+TEST(Farewell, ReportsWhatHasToBeBrokenOff) {
+  Farewell two(/*has_failed=*/false);
+  std::future<std::string> text = two.lost.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_THAT(text.get(),
+              HasSubstr("the program of rank 1 has ended, and what rank 0 exchanges with it by NCCL did not"));
+  EXPECT_TRUE(two.channels[1]->lines()[0]->wait_until_released(Clock::now() + kPatience));
+}
+
+TEST(Farewell, BreaksOffAfterAFailureWithoutAnotherReport) {
+  Farewell two(/*has_failed=*/true);
+  EXPECT_TRUE(two.channels[1]->lines()[0]->wait_until_released(Clock::now() + kPatience));
+  EXPECT_EQ(two.lost.get_future().wait_for(std::chrono::seconds(0)), std::future_status::timeout);
 }
 
 TEST(BesideThread, RestsOnTheDeviceTooAfterAFailure) {
