@@ -174,13 +174,16 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
     coordinator->lose(other, text);
     if (!coordinator->lost() && !coordinator->failed_departure()) coordinator->lose(rank, text);
   };
-  implementation_->channel->start(
-      [coordinator, nccl, lose_transfers](RankId lost, const std::string& text) {
-        if (!nccl) return coordinator->lose(lost, text);
-        lose_transfers(lost, text);
-        nccl->abort_all();  // what waits for it on the device never ends
-      },
-      [coordinator] { return coordinator->failed_departure().has_value(); });
+  implementation_->channel->start({[coordinator, nccl, lose_transfers](RankId lost, const std::string& text) {
+                                     if (!nccl) return coordinator->lose(lost, text);
+                                     lose_transfers(lost, text);
+                                     nccl->abort_all();  // what waits for it on the device never ends
+                                   },
+                                   [coordinator] { return coordinator->failed_departure().has_value(); },
+                                   [coordinator, nccl, rank](const std::string& text) {
+                                     coordinator->give_up({rank, text});
+                                     if (nccl) nccl->abort_all();
+                                   }});
   if (!nccl) return;
   nccl->start([lose_transfers, rank](const std::vector<RankId>& members, const std::string& text) {
     std::string others;

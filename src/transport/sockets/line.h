@@ -29,6 +29,8 @@ class Line : public std::enable_shared_from_this<Line> {
     std::function<void(RankId rank, const std::string& text)> lose;
     /// Whether the program of some rank has ended with a failure.
     std::function<bool()> has_any_failed;
+    /// This rank cannot go on: tells all ranks why.
+    std::function<void(const std::string& text)> give_up;
   };
 
   /// `nccl`: for tensors of its device; null: they travel by way of the host.
@@ -55,6 +57,10 @@ class Line : public std::enable_shared_from_this<Line> {
  private:
   /// What follows the two numbers that every frame begins with: its kind and its size.
   enum class Kind : std::uint32_t { kEnvelope = 1, kGoodbye = 2, kCommunicator = 3, kRelease = 4 };
+  struct Head {
+    std::uint32_t kind;
+    std::uint32_t size;
+  };
   /// Something that is being sent.
   struct Frame {
     std::string head;
@@ -83,6 +89,7 @@ class Line : public std::enable_shared_from_this<Line> {
   void end_paths();
   void release();
   void lose(const std::string& what, const std::string& why);
+  void give_up(const std::string& text);
 
   Socket socket_;
   RankId own_;

@@ -12,8 +12,7 @@ namespace stagecraft::sockets {
 struct SocketChannel::Ears {
   std::mutex mutex;
   Listener listener;
-  Loss lose;
-  std::function<bool()> has_any_failed;
+  Events events;
   std::vector<std::weak_ptr<Line>> lines;
 
   void hear(RankId from, const Notice& notice) {
@@ -30,11 +29,15 @@ struct SocketChannel::Ears {
   /// Under the lock: the channel is not destroyed while it is told of a loss.
   void report_loss(RankId rank, const std::string& text) {
     const std::lock_guard lock(mutex);
-    if (lose) lose(rank, text);
+    if (events.lose) events.lose(rank, text);
   }
   bool know_of_a_failure() {
     const std::lock_guard lock(mutex);
-    return has_any_failed && has_any_failed();
+    return events.has_any_failed && events.has_any_failed();
+  }
+  void give_up(const std::string& text) {
+    const std::lock_guard lock(mutex);
+    if (events.give_up) events.give_up(text);
   }
 
   static wire::Envelope to_envelope(const Notice& notice) {
@@ -63,7 +66,8 @@ SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::opti
                       mailbox->wake();
                     },
                     [ears = ears_](RankId lost, const std::string& text) { ears->report_loss(lost, text); },
-                    [ears = ears_] { return ears->know_of_a_failure(); }});
+                    [ears = ears_] { return ears->know_of_a_failure(); },
+                    [ears = ears_](const std::string& text) { ears->give_up(text); }});
   for (int r = 0; r < ranks_; ++r) {
     Socket& socket = sockets[RankId(r).index()];
     const bool is_own = RankId(r) == rank_;
@@ -75,12 +79,11 @@ SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::opti
 SocketChannel::~SocketChannel() {
   say_goodbye();
   const std::lock_guard lock(ears_->mutex);
-  ears_->has_any_failed = nullptr;
+  ears_->events = {};
 }
 
-void SocketChannel::start(Loss lose, std::function<bool()> has_any_failed) {
-  ears_->lose = std::move(lose);
-  ears_->has_any_failed = std::move(has_any_failed);
+void SocketChannel::start(Events events) {
+  ears_->events = std::move(events);
   for (const auto& line : lines_) {
     if (line) line->start();
   }
@@ -89,7 +92,8 @@ void SocketChannel::start(Loss lose, std::function<bool()> has_any_failed) {
 void SocketChannel::say_goodbye() {
   {
     const std::lock_guard lock(ears_->mutex);
-    ears_->lose = nullptr;
+    ears_->events.lose = nullptr;
+    ears_->events.give_up = nullptr;
   }
   for (const auto& line : lines_) {
     if (line) line->say_goodbye();

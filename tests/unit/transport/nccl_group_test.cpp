@@ -296,9 +296,10 @@ struct Farewell {
       channels[r] =
           std::make_unique<sockets::SocketChannel>(RankId(r), std::move(all), std::nullopt, watches[r], nullptr);
     }
-    channels[0]->start([this](RankId /*rank*/, const std::string& text) { lost.set_value(text); },
-                       [has_failed] { return has_failed; });
-    channels[1]->start([](RankId /*rank*/, const std::string& /*text*/) {}, [] { return false; });
+    channels[0]->start({[this](RankId /*rank*/, const std::string& text) { lost.set_value(text); },
+                        [has_failed] { return has_failed; },
+                        {}});
+    channels[1]->start({});
     const auto communicator = watches[0]->connect(new_id(), {RankId(0), RankId(1)}, 0);
     EXPECT_TRUE(communicator->wait_until_connected(Clock::now() + kPatience));
     ended = recorded.load();
@@ -341,6 +342,37 @@ TEST(Farewell, BreaksOffAfterAFailureWithoutAnotherReport) {
   Farewell two(/*has_failed=*/true);
   EXPECT_TRUE(two.channels[1]->lines()[0]->wait_until_released(Clock::now() + kPatience));
   EXPECT_EQ(two.lost.get_future().wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+}
+
+TEST(SocketChannel, SaysThatThereIsNoRoomForWhatNcclSends) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  std::vector<sockets::Socket> all(2);
+  all[1] = sockets::Socket(ends[0]);
+  const sockets::Socket sender(ends[1]);
+  const auto watch = std::make_shared<Watch>(c10::kCPU, kPatience);
+  sockets::SocketChannel channel(RankId(0), std::move(all), std::nullopt, watch, nullptr);
+  std::promise<std::string> said;
+  channel.start({{}, {}, [&](const std::string& text) { said.set_value(text); }});
+
+  const auto send = [&](std::uint32_t kind, std::string text) {
+    std::array<std::uint32_t, 2> head{kind, static_cast<std::uint32_t>(text.size())};
+    std::array<iovec, 2> parts{iovec{head.data(), sizeof head}, iovec{text.data(), text.size()}};
+    EXPECT_EQ(sender.write(parts), sizeof head + text.size());
+  };
+  send(3, new_id());
+  auto description = std::make_shared<wire::Description>();
+  wire::TensorForm& form = description->tensors.emplace_back();
+  form.is_defined = true;
+  form.sizes = {std::int64_t{1} << 50};
+  wire::Envelope envelope;
+  envelope.tag = {MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(2)};
+  envelope.description = description;
+  send(1, wire::encode(envelope, {torch::empty(form.sizes, torch::kMeta)}));
+  std::future<std::string> text = said.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_THAT(text.get(), HasSubstr("rank 0 is out of memory: it has no room for 4503599627370496 bytes"));
+  EXPECT_TRUE(channel.lines()[1]->wait_until_over(Clock::now() + kPatience));
 }
 
 TEST(BesideThread, RestsOnTheDeviceTooAfterAFailure) {
