@@ -23,7 +23,7 @@ std::unique_ptr<Group> group_of_all(Transport& transport, Timeout timeout) {
 /// Whether all ranks compute on GPUs and have NCCL, each with a GPU of its own, unless they may share one. They all
 /// call it.
 bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Device& device, Timeout timeout) {
-  if (device.is_cpu() || process.ranks() == 1) return false;
+  if (process.ranks() == 1) return false;
   const bool may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
   std::string own;  // empty: it cannot
   if (uses_nccl(device)) {
