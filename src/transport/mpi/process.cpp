@@ -144,7 +144,8 @@ class MpiProcess::Implementation {
   }
 
   int finish(const std::optional<std::string>& failure) {
-    if (!transport_) return end_mpi(failure ? 1 : 0);
+    if (!transport_ && !failure) return end_mpi(0);
+    if (!transport_) connect(std::nullopt, {});  // to announce the failure
     reported_ = true;
     transport_->depart(failure);
     // After a timeout, some rank does not react: do not wait long for it.
