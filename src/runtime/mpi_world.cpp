@@ -45,6 +45,14 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
   MpiProcess process(options.timeout);
   std::optional<std::string> failure;
   int exit_code = 1;
+  bool is_well = true;  // what NCCL has moved
+  const auto note_failure = [&] {
+    failure = failure_text(std::current_exception());
+    exit_code = exit_code_of(std::current_exception());
+    const std::string who = "rank " + std::to_string(process.rank().value) + ": ";
+    std::cerr << (failure->starts_with(who) ? *failure + "\n" : who + *failure + "\n") << std::flush;
+    process.set_reported();
+  };
   try {
     const RankScope scope(device_of(options, process.rank(), process.local_rank()),
                           threads_of(options, process.cores()));
@@ -57,22 +65,19 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
       nccl.emplace(
           process.rank(), process.ranks(), [&](const std::string& own) { return everyone->all_gather(own); },
           SocketConnection::Options{scope.device(), doing, {}, options.timeout});
+      process.uses_too(nccl->transport());
     }
     try {
       World world(nccl ? nccl->transport() : mpi, scope.device(), options.timeout, options.replicas, activity);
       program(world);
     } catch (...) {
-      if (nccl) nccl->finish(failure_text(std::current_exception()));
-      throw;
+      note_failure();  // first: the other ranks' ends, and the launcher's signal, come meanwhile
     }
-    if (nccl) nccl->finish(std::nullopt);
+    if (nccl) is_well = nccl->finish(failure);
   } catch (...) {
-    failure = failure_text(std::current_exception());
-    exit_code = exit_code_of(std::current_exception());
-    const std::string who = "rank " + std::to_string(process.rank().value) + ": ";
-    std::cerr << (failure->starts_with(who) ? *failure + "\n" : who + *failure + "\n") << std::flush;
+    note_failure();
   }
-  return process.finish(failure) == 0 ? 0 : exit_code;
+  return process.finish(failure) == 0 && is_well ? 0 : exit_code;
 }
 
 }  // namespace
