@@ -24,7 +24,8 @@ std::unique_ptr<Group> group_of_all(Transport& transport, Timeout timeout) {
 /// call it.
 bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Device& device, Timeout timeout) {
   if (process.ranks() == 1) return false;
-  const bool may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+  const char* sharing = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool may_share = sharing != nullptr && std::atoi(sharing) != 0;
   std::string own;  // empty: it cannot
   if (uses_nccl(device)) {
     own = may_share ? "rank " + std::to_string(process.rank().value) : running_host() + " " + place_of_gpu(device);
