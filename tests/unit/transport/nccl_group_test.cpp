@@ -285,9 +285,12 @@ TEST(Communicator, IsOverdueFromWhenTheDeviceHasComeToAnOperation) {
   EXPECT_EQ(ranks.overdue(milliseconds(0)), std::nullopt);
 }
 
+constexpr Timeout kSoon{300};
+
 /// Two ranks that are connected; the second says goodbye while an operation of the first is on its way.
 struct Farewell {
-  explicit Farewell(bool has_failed) {
+  Farewell(bool has_failed, Timeout limit)
+      : watches{std::make_shared<Watch>(c10::kCPU, limit), std::make_shared<Watch>(c10::kCPU, limit)} {
     std::array<int, 2> ends{};
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
     for (std::size_t r = 0; r < 2; ++r) {
@@ -314,14 +317,13 @@ struct Farewell {
   Farewell(const Farewell&) = delete;
   Farewell& operator=(const Farewell&) = delete;
 
-  std::array<std::shared_ptr<Watch>, 2> watches{std::make_shared<Watch>(c10::kCPU, std::chrono::milliseconds(300)),
-                                                std::make_shared<Watch>(c10::kCPU, std::chrono::milliseconds(300))};
+  std::array<std::shared_ptr<Watch>, 2> watches;
   std::promise<std::string> lost;
   std::array<std::unique_ptr<sockets::SocketChannel>, 2> channels;
 };
 
 TEST(Farewell, WaitsForWhatIsOnItsWay) {
-  Farewell two(/*has_failed=*/false);
+  Farewell two(/*has_failed=*/false, kPatience);
   sockets::Line& line = *two.channels[1]->lines()[0];
   EXPECT_FALSE(line.wait_until_released(Clock::now() + std::chrono::milliseconds(50)));
   ended = kAll;
@@ -330,7 +332,7 @@ TEST(Farewell, WaitsForWhatIsOnItsWay) {
 }
 
 TEST(Farewell, ReportsWhatHasToBeBrokenOff) {
-  Farewell two(/*has_failed=*/false);
+  Farewell two(/*has_failed=*/false, kSoon);
   std::future<std::string> text = two.lost.get_future();
   ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
   EXPECT_THAT(text.get(),
@@ -339,7 +341,7 @@ TEST(Farewell, ReportsWhatHasToBeBrokenOff) {
 }
 
 TEST(Farewell, BreaksOffAfterAFailureWithoutAnotherReport) {
-  Farewell two(/*has_failed=*/true);
+  Farewell two(/*has_failed=*/true, kSoon);
   EXPECT_TRUE(two.channels[1]->lines()[0]->wait_until_released(Clock::now() + kPatience));
   EXPECT_EQ(two.lost.get_future().wait_for(std::chrono::seconds(0)), std::future_status::timeout);
 }
