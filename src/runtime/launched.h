@@ -11,7 +11,7 @@ struct Launched {
   std::string by;  ///< "torchrun", "Slurm" or "mpirun"
   int rank = 0;
   int ranks = 1;
-  int local_rank = 0;  ///< Among the processes of this host.
+  int local_rank = 0;   ///< Among the processes of this host.
   std::string missing;  ///< The variable that would say `local_rank`; empty if it does.
   int local_ranks = 1;
   std::string host;  ///< Of rank 0, or of the launcher's store.
