@@ -45,6 +45,12 @@ set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_
 stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conformance/waits_test.cpp conformance/tensor_kinds_test.cpp
                       conformance/group_test.cpp unit/transport/waiting_test.cpp unit/transport/roll_call_test.cpp)
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
+stagecraft_torch_test(nccl_test 1 unit/transport/nccl_group_test.cpp)
+target_include_directories(nccl_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport ${PROJECT_SOURCE_DIR}/src/data_parallel)
+set_property(TARGET nccl_test PROPERTY ENABLE_EXPORTS ON)  # NCCL's functions are looked up by name
+if(STAGECRAFT_SANITIZE MATCHES thread)  # which ends a program that asks for too much memory
+  set_property(TEST nccl_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-SocketChannel.*)
+endif()
 set(about_waits "*Rules*Wait*:*Rules*Slow*:*Rules*Settling*:*Rules*Abort*")
 set_property(TEST conformance_test.1 APPEND PROPERTY ENVIRONMENT "GTEST_FILTER=-${about_waits}")
 # Who waits for whom is found out within a timeout: on a busy machine a rank may be too late to answer. They sleep most of the time.

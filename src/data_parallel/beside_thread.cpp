@@ -80,17 +80,26 @@ void BesideThread::wait(Ticket ticket) {
 }
 
 std::exception_ptr BesideThread::rest() {
-  std::unique_lock lock(mutex_);
-  peers_.set_resting(true);
-  changed_.wait(lock, [&] { return done_ == started_; });
-  peers_.set_resting(false);
+  std::exception_ptr failure;
+  {
+    std::unique_lock lock(mutex_);
+    peers_.set_resting(true);
+    changed_.wait(lock, [&] { return done_ == started_; });
+    peers_.set_resting(false);
+    failure = std::exchange(failure_, nullptr);
+  }
+  // Also after a failure: what the tasks still use on the device is freed next, or used again.
+  try {
+    if (is_used_) join_streams();
+  } catch (const c10::Error&) {
+    if (!failure) failure = std::current_exception();
+  }
   is_used_ = false;
-  return std::exchange(failure_, nullptr);
+  return failure;
 }
 
 void BesideThread::finish() {
   if (const std::exception_ptr failure = rest()) std::rethrow_exception(failure);
-  join_streams();
 }
 
 void BesideThread::work() {

@@ -35,9 +35,10 @@ class BesideThread {
   Ticket start(std::string where, std::function<void()> task);
   /// Waits until the task is done; then the current stream may use its results. Throws the error of any task so far.
   void wait(Ticket ticket);
-  /// Waits until all tasks are done or skipped. Returns the error, if any, and forgets it.
+  /// Waits until all tasks are done or skipped. Then the current stream may use, or free, whatever they used, also
+  /// after a failure; the host does not wait for the device. Returns the error, if any, and forgets it.
   std::exception_ptr rest();
-  /// The same, and lets the current stream use the results. Throws the error.
+  /// The same. Throws the error.
   void finish();
 
   /// Whether no task was started since the last `rest`.

@@ -12,11 +12,15 @@
 
 namespace stagecraft {
 
+int device_count(at::DeviceType type) {
+  const bool linked = type != at::kCPU && c10::impl::hasDeviceGuardImpl(type);
+  return linked ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
+}
+
 at::Device device_of(const LaunchOptions& options, RankId rank, int place) {
   if (options.device) return options.device(rank);
   if (options.device_type == at::kCPU) return at::kCPU;
-  const bool linked = c10::impl::hasDeviceGuardImpl(options.device_type);
-  const int count = linked ? c10::impl::VirtualGuardImpl(options.device_type).deviceCount() : 0;
+  const int count = device_count(options.device_type);
   if (count == 0) {
     throw InvalidArgument("there is no device of type " +
                           c10::DeviceTypeName(options.device_type, /*lower_case=*/true) +

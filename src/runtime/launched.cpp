@@ -58,6 +58,7 @@ void read_ranks(const Reader& in, Launched& out, const char* rank, const char* r
   out.rank = in.number(rank, 0, out.ranks - 1);
   out.local_ranks = in.number_or(local_ranks, 1, 1, kManyRanks);
   out.local_rank = in.number_or(local_rank, 0, 0, kManyRanks);
+  if (!in.has(local_rank)) out.missing = local_rank;
 }
 
 /// Where rank 0 listens, unless the launcher says so itself.
@@ -73,6 +74,13 @@ void read_master(const Reader& in, Launched& out, const std::string& host) {
 }
 
 }  // namespace
+
+void check_can_choose(const Launched& launched, int devices) {
+  if (launched.missing.empty() || launched.ranks == 1 || devices < 2) return;
+  throw InvalidArgument("rank " + std::to_string(launched.rank) + " of " + std::to_string(launched.ranks) + " sees " +
+                        std::to_string(devices) + " GPUs and does not know which is its own: set " + launched.missing +
+                        " to its number among the ranks of its host, or CUDA_VISIBLE_DEVICES to its GPU");
+}
 
 std::string first_host(const std::string& list) {
   const auto bracket = list.find_first_of("[,");

@@ -11,7 +11,8 @@ struct Launched {
   std::string by;  ///< "torchrun", "Slurm" or "mpirun"
   int rank = 0;
   int ranks = 1;
-  int local_rank = 0;  ///< Among the processes of this host.
+  int local_rank = 0;   ///< Among the processes of this host.
+  std::string missing;  ///< The variable that would say `local_rank`; empty if it does.
   int local_ranks = 1;
   std::string host;  ///< Of rank 0, or of the launcher's store.
   int port = 0;
@@ -25,6 +26,10 @@ using Variables = std::function<const char*(const char*)>;
 /// Nothing when no launcher has started this process. Throws InvalidArgument for variables that contradict each other,
 /// or do not say where rank 0 is.
 std::optional<Launched> launched_by(const Variables& variables);
+
+/// Called by a rank that takes one of so many devices of its host by its local rank. Throws InvalidArgument when the
+/// launcher has not said that one, and all ranks would take the same device.
+void check_can_choose(const Launched& launched, int devices);
 
 /// The first host of a list as Slurm writes it: "node[07-09,12],other" begins with "node07".
 std::string first_host(const std::string& list);

@@ -23,8 +23,9 @@ std::unique_ptr<Group> group_of_all(Transport& transport, Timeout timeout) {
 /// Whether all ranks compute on GPUs and have NCCL, each with a GPU of its own, unless they may share one. They all
 /// call it.
 bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Device& device, Timeout timeout) {
-  if (device.is_cpu() || process.ranks() == 1) return false;
-  const bool may_share = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr;
+  if (process.ranks() == 1) return false;
+  const char* sharing = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const bool may_share = sharing != nullptr && std::atoi(sharing) != 0;
   std::string own;  // empty: it cannot
   if (uses_nccl(device)) {
     own = may_share ? "rank " + std::to_string(process.rank().value) : running_host() + " " + place_of_gpu(device);
@@ -45,6 +46,14 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
   MpiProcess process(options.timeout);
   std::optional<std::string> failure;
   int exit_code = 1;
+  bool is_well = true;  // what NCCL has moved
+  const auto note_failure = [&] {
+    failure = failure_text(std::current_exception());
+    exit_code = exit_code_of(std::current_exception());
+    const std::string who = "rank " + std::to_string(process.rank().value) + ": ";
+    std::cerr << (failure->starts_with(who) ? *failure + "\n" : who + *failure + "\n") << std::flush;
+    process.set_reported();
+  };
   try {
     const RankScope scope(device_of(options, process.rank(), process.local_rank()),
                           threads_of(options, process.cores()));
@@ -57,22 +66,19 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
       nccl.emplace(
           process.rank(), process.ranks(), [&](const std::string& own) { return everyone->all_gather(own); },
           SocketConnection::Options{scope.device(), doing, {}, options.timeout});
+      process.uses_too(nccl->transport());
     }
     try {
       World world(nccl ? nccl->transport() : mpi, scope.device(), options.timeout, options.replicas, activity);
       program(world);
     } catch (...) {
-      if (nccl) nccl->finish(failure_text(std::current_exception()));
-      throw;
+      note_failure();  // first: the other ranks' ends, and the launcher's signal, come meanwhile
     }
-    if (nccl) nccl->finish(std::nullopt);
+    if (nccl) is_well = nccl->finish(failure);
   } catch (...) {
-    failure = failure_text(std::current_exception());
-    exit_code = exit_code_of(std::current_exception());
-    const std::string who = "rank " + std::to_string(process.rank().value) + ": ";
-    std::cerr << (failure->starts_with(who) ? *failure + "\n" : who + *failure + "\n") << std::flush;
+    note_failure();
   }
-  return process.finish(failure) == 0 ? 0 : exit_code;
+  return process.finish(failure) == 0 && is_well ? 0 : exit_code;
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 /// What all kinds of world share when they start and end ranks.
 namespace stagecraft {
 
+/// Devices of this type that this process sees; 0 for the CPU.
+int device_count(at::DeviceType type);
 /// The device of a rank; `place` is its index among the ranks of its host. Throws InvalidArgument when there is no
 /// device of the type asked for.
 at::Device device_of(const LaunchOptions& options, RankId rank, int place);

@@ -24,6 +24,8 @@ std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> /*devic
                                                std::function<std::string()> /*activity*/) {
   return nullptr;
 }
+void MpiProcess::uses_too(const std::shared_ptr<Transport>& /*transport*/) {}
+void MpiProcess::set_reported() {}
 int MpiProcess::finish(const std::optional<std::string>& /*failure*/) { return 1; }
 
 }  // namespace stagecraft

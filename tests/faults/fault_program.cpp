@@ -3,10 +3,11 @@
 //   [mpirun -n N | start_processes.py -n N] fault_program FAULT RANK ACTION_NUMBER TIMEOUT_MS [THREADS [REPLICAS
 //   [CHECKPOINT]]]
 //
-// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps two timeouts); ACTION_NUMBER counts this
-// rank's actions from 0, over all steps. With CHECKPOINT, a path, it saves checkpoints for ever instead, the k-th with
-// k in every weight, and the fault happens ACTION_NUMBER milliseconds after the first one. Ranks as threads print how
-// they end, as processes do. They compute on STAGECRAFT_TEST_DEVICE, or on the CPU.
+// FAULT: none, throw, throw_number, exit, kill, stop, hang, slow (it sleeps two timeouts), no_device (it throws before
+// it has joined the others); ACTION_NUMBER counts this rank's actions from 0, over all steps. With CHECKPOINT, a path,
+// it saves checkpoints for ever instead, the k-th with k in every weight, and the fault happens ACTION_NUMBER
+// milliseconds after the first one. Ranks as threads print how they end, as processes do. They compute on
+// STAGECRAFT_TEST_DEVICE, or on the CPU.
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -69,6 +70,13 @@ int main(int argc, char** argv) {
   sc::LaunchOptions options{.threads_per_rank = 1,
                             .device_type = device != nullptr ? torch::Device(device).type() : torch::kCPU,
                             .timeout = timeout};
+  if (fault == "no_device") {
+    options.device = [rank](sc::RankId own) -> at::Device {
+      if (own.value != rank) return at::kCPU;
+      std::cerr << "accident at the choice of a device\n" << std::flush;
+      throw std::runtime_error("the accident that was asked for");
+    };
+  }
   if (argc > 5) options.ranks = std::max(1, std::atoi(argv[5]));
   if (argc > 6) options.replicas = std::max(1, std::atoi(argv[6]));
   const auto train = [&](sc::World& world) {

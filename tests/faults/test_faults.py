@@ -130,6 +130,16 @@ class Accidents(unittest.TestCase):
                 self.assert_soon(run)
             self.trying(attempt, rank=rank, action=action)
 
+    def test_a_rank_throws_before_it_joins_the_others(self):
+        if "STAGECRAFT_TEST_DEVICE" in os.environ or "mpi" not in MPIEXEC[0]:
+            self.skipTest("about ranks on the CPU under mpirun")
+
+        def attempt():
+            run = under_mpi("no_device", 1, 0)
+            self.check(run, 1, "the accident that was asked for", survivors_wait=False)
+            self.assert_soon(run)
+        self.trying(attempt)
+
     def test_a_rank_exits(self):
         for rank, action in self.places(3):
             def attempt(rank=rank, action=action):

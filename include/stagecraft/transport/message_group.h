@@ -32,6 +32,9 @@ class MessageGroup : public Group {
   /// While it lives, errors name this call for the collectives that it is made of. `call` must outlive it.
   During naming(std::string_view call) { return {call_, call}; }
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] std::int32_t id() const { return id_; }
+  /// Of the transport; the same on all members that take part in a collective.
+  [[nodiscard]] std::uint64_t failed_steps() const { return transport_.failed_steps(); }
 
  private:
   class Collective;

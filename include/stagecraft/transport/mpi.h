@@ -40,9 +40,15 @@ class MpiProcess {
   /// doing, for errors; it is called from other threads.
   std::shared_ptr<Transport> connect(std::optional<at::Device> device, std::function<std::string()> activity);
 
-  /// Called when this rank's program has ended; `failure` is its error, if any. Tells the others, waits until they have
-  /// ended too, and stops MPI. Returns the exit code: 0 when no rank failed. Ends the process by MPI_Abort when the
-  /// process of a rank is lost, or when this rank failed and the others have not ended within 2 s.
+  /// What the rank waits for on this transport, and who is lost there, is said too when the launcher ends it.
+  void uses_too(const std::shared_ptr<Transport>& transport);
+  /// Called when the rank's failure is printed, unless `finish` follows at once: then nothing else is said for it.
+  void set_reported();
+
+  /// Called when this rank's program has ended, or has failed before `connect`; `failure` is its error, if any. Tells
+  /// the others, waits until they have ended too, and stops MPI. Returns the exit code: 0 when no rank failed. Ends the
+  /// process by MPI_Abort when the process of a rank is lost, or when this rank failed and the others have not ended
+  /// within 2 s.
   int finish(const std::optional<std::string>& failure);
 
  private:

@@ -49,7 +49,9 @@ class SocketConnection {
   [[nodiscard]] std::shared_ptr<Transport> transport() const { return transport_; }
 
   /// Called when this rank's program has ended; `failure` is its error, if any. Tells the others, and waits until what
-  /// it has sent is gone, `patience` at most. Threads that receive stay until the other ranks have left too.
+  /// it has sent is gone, `patience` at most. Without a failure of any rank, waits before and after until NCCL has
+  /// moved what is on its way to or from this rank, up to Options::limit: other devices may be behind. Threads that
+  /// receive stay until the other ranks have left too.
   void leave(const std::optional<std::string>& failure, Timeout patience);
   /// Leaves, and waits until the other ranks have left too: half a second at most when this one has failed. Returns
   /// whether no rank has failed.

@@ -143,8 +143,15 @@ class MpiProcess::Implementation {
     return transport_;
   }
 
+  void uses_too(const std::shared_ptr<Transport>& transport) {
+    const std::lock_guard lock(mutex_);
+    other_transport_ = transport;
+  }
+  void set_reported() { reported_ = true; }
+
   int finish(const std::optional<std::string>& failure) {
-    if (!transport_) return end_mpi(failure ? 1 : 0);
+    if (!transport_ && !failure) return end_mpi(0);
+    if (!transport_) connect(std::nullopt, {});  // to announce the failure
     reported_ = true;
     transport_->depart(failure);
     // After a timeout, some rank does not react: do not wait long for it.
@@ -259,12 +266,22 @@ class MpiProcess::Implementation {
   /// exits.
   [[noreturn]] void end_as_told() {
     const auto begin = Clock::now();
-    while (Clock::now() - begin < milliseconds(400) && !coordinator().lost() && !reported_)
+    std::shared_ptr<Transport> other;
+    {
+      const std::lock_guard lock(mutex_);
+      other = other_transport_.lock();
+    }
+    const auto lost_rank = [&] {
+      const auto lost = coordinator().lost();
+      return lost || !other ? lost : other->coordinator().lost();
+    };
+    while (Clock::now() - begin < milliseconds(400) && !lost_rank() && !reported_)
       heartbeat_->run_once(milliseconds(20));
     if (!reported_) {
-      const std::string pending = coordinator().pending();
+      std::string pending = coordinator().pending();
+      if (pending.empty() && other) pending = other->coordinator().pending();
       const std::string activity = activity_ ? activity_() : "";
-      const auto lost = coordinator().lost();
+      const auto lost = lost_rank();
       say("rank " + std::to_string(rank_.value) + ": ended by the launcher (SIGTERM)" +
           (lost ? "; " + lost->message : "") + (activity.empty() ? "" : "; it was at " + activity) +
           (pending.empty() ? "; it was not waiting for any rank" : "; it was waiting for " + pending));
@@ -304,6 +321,8 @@ class MpiProcess::Implementation {
   std::optional<mpi::Heartbeat> heartbeat_;
   std::shared_ptr<Transport> transport_;
   mpi::MpiChannel* channel_ = nullptr;  // owned by transport_
+  std::mutex mutex_;
+  std::weak_ptr<Transport> other_transport_;  // guarded by mutex_: the helper thread reads it
   std::function<std::string()> activity_;
   std::optional<at::Device> device_;
   std::thread watcher_;
@@ -323,6 +342,8 @@ std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> device,
                                                std::function<std::string()> activity) {
   return implementation_->connect(device, std::move(activity));
 }
+void MpiProcess::uses_too(const std::shared_ptr<Transport>& transport) { implementation_->uses_too(transport); }
+void MpiProcess::set_reported() { implementation_->set_reported(); }
 int MpiProcess::finish(const std::optional<std::string>& failure) { return implementation_->finish(failure); }
 
 }  // namespace stagecraft

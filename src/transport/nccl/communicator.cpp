@@ -105,21 +105,54 @@ bool Communicator::issue(std::string what, const Operation& operation) {
     if (comm == nullptr) return false;
   }
   const c10::DeviceGuard guard(connection_->device);
+  c10::Event begin(connection_->device.type());
+  begin.record(stream());
   operation(need_library(), comm, stream().native_handle());
   c10::Event end(connection_->device.type());
   end.record(stream());
   const std::lock_guard lock(mutex_);
-  in_flight_.push_back({std::move(what), Clock::now(), std::move(end)});
+  in_flight_.push_back({std::move(what), std::move(begin), std::move(end)});
   while (in_flight_.size() > 1 && in_flight_.front().end.query()) in_flight_.pop_front();
   return true;
+}
+
+const Communicator::Operation* Communicator::expected(const std::string& label) const {
+  const auto found = expected_.find(label);
+  return found == expected_.end() ? nullptr : &found->second;
+}
+
+void Communicator::forget_expected_except(const std::string& label) {
+  std::erase_if(expected_, [&](const auto& one) { return one.first != label; });
+}
+
+void Communicator::advance(const std::string& label) {
+  ++progress_.issued;
+  progress_.last = label;
+  expected_.clear();
+}
+
+/// Under the lock.
+void Communicator::drop_ended() {
+  while (!in_flight_.empty() && in_flight_.front().end.query()) in_flight_.pop_front();
+}
+
+bool Communicator::is_idle() {
+  const c10::DeviceGuard guard(connection_->device);
+  const std::lock_guard lock(mutex_);
+  drop_ended();
+  return in_flight_.empty();
 }
 
 std::optional<std::string> Communicator::overdue(Clock::duration limit) {
   const c10::DeviceGuard guard(connection_->device);
   const std::lock_guard lock(mutex_);
-  while (!in_flight_.empty() && in_flight_.front().end.query()) in_flight_.pop_front();
-  if (in_flight_.empty() || Clock::now() - in_flight_.front().since < limit) return std::nullopt;
-  return in_flight_.front().what;
+  drop_ended();
+  if (in_flight_.empty()) return std::nullopt;
+  Issued& first = in_flight_.front();
+  const auto now = Clock::now();
+  if (!first.begun && first.begin.query()) first.begun = now;
+  if (!first.begun || now - *first.begun < limit) return std::nullopt;
+  return first.what;
 }
 
 void Communicator::abort() {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,10 +47,30 @@ class Communicator {
   /// is issued any more: whoever has lost another rank tells those who wait for it.
   [[nodiscard]] bool issue(std::string what, const Operation& operation);
 
-  /// Something that was issued and has not ended for longer than `limit`.
+  /// How far this rank has come with the operations that all members take part in, each under a label that they agree
+  /// on.
+  struct Progress {
+    std::uint64_t issued = 0;
+    std::string last;  ///< The label of the last one.
+
+    bool operator==(const Progress&) const = default;
+  };
+  [[nodiscard]] const Progress& progress() const { return progress_; }
+  /// This rank is about to agree with the others on an operation. If it never learns whether they have issued it, it
+  /// can still make up for it by `operation`, which must not change what others may use by then.
+  void expect(const std::string& label, Operation operation) { expected_[label] = std::move(operation); }
+  /// What was expected under this label; null: nothing.
+  [[nodiscard]] const Operation* expected(const std::string& label) const;
+  /// All members have come equally far: forgets what was expected, except under this label.
+  void forget_expected_except(const std::string& label);
+  /// The operation of this label was issued.
+  void advance(const std::string& label);
+
+  /// An operation that has been waiting for another rank, or moving data, for longer than `limit`. What this rank has
+  /// issued before it, such as its compute, does not count.
   [[nodiscard]] std::optional<std::string> overdue(Clock::duration limit);
   /// Whether all that was issued has ended.
-  [[nodiscard]] bool is_idle() { return !overdue(Clock::duration::zero()); }
+  [[nodiscard]] bool is_idle();
   /// Ends what is running on the device, with any result. May be called while another thread uses it.
   void abort();
   /// The same of several. One after the other would not do: NCCL waits for the whole device when it gives back the
@@ -61,12 +82,16 @@ class Communicator {
   struct Connection;
   struct Issued {
     std::string what;
-    Clock::time_point since;
+    c10::Event begin;
     c10::Event end;
+    std::optional<Clock::time_point> begun = {};  // when it was first seen to have begun
   };
+  void drop_ended();
 
   std::vector<RankId> members_;
   std::shared_ptr<Connection> connection_;
+  Progress progress_;  // this and the next: used by the one group that has the communicator
+  std::map<std::string, Operation> expected_;
   std::mutex issuing_;
   std::mutex mutex_;  // guards what follows
   std::deque<Issued> in_flight_;

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
@@ -50,6 +51,17 @@ bool can_be_written(const at::Tensor& tensor) {
   return !tensor._is_zerotensor() && at::has_internal_overlap(tensor) != at::MemOverlap::Yes;
 }
 
+std::string to_text(const Communicator::Progress& progress) {
+  return std::to_string(progress.issued) + " " + progress.last;
+}
+
+Communicator::Progress progress_from(const std::string& text) {
+  std::istringstream in(text);
+  Communicator::Progress progress;
+  in >> progress.issued >> progress.last;
+  return progress;
+}
+
 }  // namespace
 
 bool NcclGroup::suits(const at::Tensor& tensor, Reduction reduction) const {
@@ -57,49 +69,99 @@ bool NcclGroup::suits(const at::Tensor& tensor, Reduction reduction) const {
          type_of(tensor.scalar_type());
 }
 
-Communicator& NcclGroup::communicator() {
-  if (!communicator_) {
-    communicator_id_ = broadcast({{}, place() == 0 ? watch_->id_for(members()) : std::string()}, 0).header;
-    communicator_ = watch_->connect(communicator_id_, members(), place());
-  }
-  const auto until = Clock::now() + watch_->limit();
-  if (!communicator_->wait_until_connected(until)) {
-    throw TimeoutError("the ranks of " + name() + " have not all connected by NCCL in time",
-                       members()[place() == 0 ? 1 : 0]);
-  }
-  return *communicator_;
+void NcclGroup::connect() {
+  if (place() == 0 && communicator_id_.empty()) communicator_id_ = watch_->id_for(members());
+  communicator_id_ = broadcast({{}, communicator_id_}, 0).header;
+  if (!communicator_) communicator_ = watch_->connect(communicator_id_, members(), place());
 }
 
-std::vector<std::string> NcclGroup::announce(std::string_view call, const std::vector<at::Tensor>& tensors,
-                                             bool any_rows) {
-  const auto as_one_call = naming(call);
+std::vector<std::string> NcclGroup::announce(Call& call, const std::vector<at::Tensor>& tensors, bool any_rows) {
+  const auto as_one_call = naming(call.name);
+  if (failed_steps() != failed_steps_) calls_ = 0;  // members may have been at different ones
+  failed_steps_ = failed_steps();
+  call.label = std::to_string(id()) + "." + std::to_string(failed_steps_) + "." + std::to_string(calls_++);
   std::string own;
   for (const at::Tensor& tensor : tensors) own += (own.empty() ? "" : ", ") + shape_text(tensor, any_rows ? 1 : 0);
-  // "rows|shape": the first part may differ.
-  const std::string rows = any_rows ? std::to_string(tensors[0].size(0)) : std::string();
-  std::vector<std::string> all = MessageGroup::all_gather(rows + "|" + own);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const std::string other = all[i].substr(all[i].find('|') + 1);
-    if (other != own) {
-      throw InvalidArgument("the ranks of a collective must give tensors alike: rank " +
-                            std::to_string(members()[i].value) + " has " + other + ", rank " +
-                            std::to_string(members()[static_cast<std::size_t>(place())].value) + " has " + own + " (" +
-                            std::string(call) + " of " + name() + ")");
+  // "progress|rows|shape": rows may differ.
+  own = (any_rows ? std::to_string(tensors[0].size(0)) : std::string()) + "|" + own;
+  while (true) {
+    if (communicator_) {
+      communicator_->expect(call.label, [to = call.to, run = call.run](const Library& nccl, Comm comm, Stream stream) {
+        std::vector<at::Tensor> elsewhere;
+        for (const at::Tensor& one : to) elsewhere.push_back(at::empty_like(one));
+        run(nccl, comm, stream, elsewhere);
+      });
     }
-    all[i].resize(all[i].find('|'));
+    const std::string progress = communicator_ ? to_text(communicator_->progress()) : std::string();
+    std::vector<std::string> all = MessageGroup::all_gather(progress + "|" + own);
+    std::vector<std::string> rows;
+    for (std::string& one : all) {
+      const std::string given = one.substr(one.find('|') + 1);
+      rows.push_back(given.substr(0, given.find('|')));
+      const std::size_t place_of_it = rows.size() - 1;
+      const auto shapes = [](const std::string& text) { return text.substr(text.find('|') + 1); };
+      if (shapes(given) != shapes(own)) {
+        throw InvalidArgument("the ranks of a collective must give tensors alike: rank " +
+                              std::to_string(members()[place_of_it].value) + " has " + shapes(given) + ", rank " +
+                              std::to_string(members()[static_cast<std::size_t>(place())].value) + " has " +
+                              shapes(own) + " (" + std::string(call.name) + " of " + name() + ")");
+      }
+      one.resize(one.find('|'));
+    }
+    if (std::find(all.begin(), all.end(), std::string()) != all.end()) {
+      connect();
+    } else if (!catch_up(all)) {
+      communicator_->forget_expected_except(call.label);
+      return rows;
+    }
   }
-  return all;
 }
 
-void NcclGroup::issue(std::string_view call, const Communicator::Operation& operation) {
-  Communicator& ranks = communicator();
+bool NcclGroup::catch_up(const std::vector<std::string>& progress_of_all) {
+  std::vector<Communicator::Progress> all;
+  for (const std::string& text : progress_of_all) all.push_back(progress_from(text));
+  const auto by_issued = [](const auto& a, const auto& b) { return a.issued < b.issued; };
+  const auto [least, most] = std::minmax_element(all.begin(), all.end(), by_issued);
+  if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to()) == all.end()) return false;
+  const auto& own = communicator_->progress();
+  const Communicator::Operation* missing = own.issued < most->issued ? communicator_->expected(most->last) : nullptr;
+  if (most->issued - least->issued != 1 || (own.issued < most->issued && missing == nullptr)) {
+    const auto whose = [&](auto one) {
+      return std::to_string(members()[static_cast<std::size_t>(one - all.begin())].value);
+    };
+    throw TransportError(
+        "rank " + whose(least) + " has taken part in " + std::to_string(least->issued) + " collectives of " + name() +
+            " by NCCL, rank " + whose(most) + " in " + std::to_string(most->issued) +
+            ", and what is missing cannot be made up for: end the program, and start it again from its "
+            "last checkpoint",
+        members()[static_cast<std::size_t>(least - all.begin())]);
+  }
+  if (missing != nullptr) {
+    const at::NoGradGuard no_graph;
+    issue("a collective of " + name() + " that this rank had left out", most->last, *missing);
+  }
+  return true;
+}
+
+void NcclGroup::issue(const Call& call) {
+  const std::string what = what_.empty() ? std::string(call.name) + " of " + name() : std::string(what_);
+  issue(what, call.label,
+        [&](const Library& nccl, Comm comm, Stream stream) { call.run(nccl, comm, stream, call.to); });
+}
+
+void NcclGroup::issue(const std::string& what, const std::string& label, const Communicator::Operation& operation) {
+  Communicator& ranks = *communicator_;
+  const RankId other = members()[place() == 0 ? 1 : 0];
+  if (!ranks.wait_until_connected(Clock::now() + watch_->limit())) {
+    throw TimeoutError("the ranks of " + name() + " have not all connected by NCCL in time", other);
+  }
   const c10::Stream current = current_stream(watch_->device());
   run_after(ranks.stream(), current);
-  const std::string what = what_.empty() ? std::string(call) + " of " + name() : std::string(what_);
   if (!ranks.issue(what, operation)) {
     barrier();  // says who is lost
-    throw TransportError("the connection by NCCL has ended during " + what, members()[place() == 0 ? 1 : 0]);
+    throw TransportError("the connection by NCCL has ended during " + what, other);
   }
+  ranks.advance(label);
   run_after(current, ranks.stream());
 }
 
@@ -107,13 +169,15 @@ void NcclGroup::broadcast_into(const at::Tensor& tensor, int from) {
   const bool is_for_nccl = tensor.defined() && tensor.device() == watch_->device() && tensor.layout() == at::kStrided &&
                            tensor.numel() > 0 && can_be_written(tensor) && from >= 0 && from < size();
   if (!is_for_nccl) return MessageGroup::broadcast_into(tensor, from);
-  announce("broadcast_into", {tensor}, /*any_rows=*/false);
   const at::NoGradGuard no_graph;
   const at::Tensor flat = in_memory(tensor);
-  issue("broadcast_into", [&](const Library& nccl, Comm comm, Stream stream) {
-    check(nccl.ncclBroadcast(flat.const_data_ptr(), flat.data_ptr(), flat.nbytes(), kUint8, from, comm, stream),
-          "ncclBroadcast", comm);
-  });
+  Call call{
+      "broadcast_into", {flat}, [=](const Library& nccl, Comm comm, Stream stream, const auto& to) {
+        check(nccl.ncclBroadcast(flat.const_data_ptr(), to[0].data_ptr(), flat.nbytes(), kUint8, from, comm, stream),
+              "ncclBroadcast", comm);
+      }};
+  announce(call, {tensor}, /*any_rows=*/false);
+  issue(call);
   if (place() != from && !flat.is_alias_of(tensor)) tensor.detach().copy_(flat);
 }
 
@@ -123,20 +187,24 @@ void NcclGroup::all_reduce(const std::vector<at::Tensor>& tensors, Reduction red
   });
   if (!are_for_nccl) return MessageGroup::all_reduce(tensors, reduction);
   for (const at::Tensor& tensor : tensors) check_reduction(tensor, reduction);
-  announce("all_reduce", tensors, /*any_rows=*/false);
   const at::NoGradGuard no_graph;
   // Memory in another order on one member than on another must not be added up as it lies.
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) flat.push_back(in_memory(tensor));
-  issue("all_reduce", [&](const Library& nccl, Comm comm, Stream stream) {
-    check(nccl.ncclGroupStart(), "ncclGroupStart", comm);
-    for (const at::Tensor& one : flat) {
-      check(nccl.ncclAllReduce(one.const_data_ptr(), one.data_ptr(), static_cast<std::size_t>(one.numel()),
-                               *type_of(one.scalar_type()), kSum, comm, stream),
-            "ncclAllReduce", comm);
-    }
-    check(nccl.ncclGroupEnd(), "ncclGroupEnd", comm);
-  });
+  Call call{"all_reduce", flat, [=](const Library& nccl, Comm comm, Stream stream, const auto& to) {
+              check(nccl.ncclGroupStart(), "ncclGroupStart", comm);
+              int result = kSuccess;
+              for (std::size_t i = 0; i < flat.size() && result == kSuccess; ++i) {
+                result = nccl.ncclAllReduce(flat[i].const_data_ptr(), to[i].data_ptr(),
+                                            static_cast<std::size_t>(flat[i].numel()), *type_of(flat[i].scalar_type()),
+                                            kSum, comm, stream);
+              }
+              const int end = nccl.ncclGroupEnd();  // in any case: this thread's next call would join the group
+              check(result, "ncclAllReduce", comm);
+              check(end, "ncclGroupEnd", comm);
+            }};
+  announce(call, tensors, /*any_rows=*/false);
+  issue(call);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (reduction == Reduction::kMean) flat[i].div_(static_cast<std::int64_t>(size()));
     if (!flat[i].is_alias_of(tensors[i])) tensors[i].detach().copy_(flat[i]);
@@ -147,20 +215,23 @@ at::Tensor NcclGroup::all_gather(const at::Tensor& own) {
   if (!own.defined() || own.device() != watch_->device() || own.layout() != at::kStrided || own.dim() == 0) {
     return MessageGroup::all_gather(own);
   }
-  const std::vector<std::string> rows = announce("all_gather", {own}, /*any_rows=*/true);
-  if (std::any_of(rows.begin(), rows.end(), [&](const std::string& one) { return one != rows[0]; })) {
-    return MessageGroup::all_gather(own);
-  }
   const at::NoGradGuard no_graph;
   const at::Tensor given = in_memory(own);
   std::vector<std::int64_t> sizes = given.sizes().vec();
   sizes[0] *= size();
   at::Tensor result = at::empty(sizes, given.options());
-  if (given.nbytes() == 0) return result;
-  issue("all_gather", [&](const Library& nccl, Comm comm, Stream stream) {
-    check(nccl.ncclAllGather(given.const_data_ptr(), result.data_ptr(), given.nbytes(), kUint8, comm, stream),
-          "ncclAllGather", comm);
-  });
+  Call call{"all_gather", {result}, [=](const Library& nccl, Comm comm, Stream stream, const auto& to) {
+              check(nccl.ncclAllGather(given.const_data_ptr(), to[0].data_ptr(), given.nbytes(), kUint8, comm, stream),
+                    "ncclAllGather", comm);
+            }};
+  const std::vector<std::string> rows = announce(call, {own}, /*any_rows=*/true);
+  if (std::any_of(rows.begin(), rows.end(), [&](const std::string& one) { return one != rows[0]; })) {
+    communicator_->forget_expected_except({});
+    call = {};
+    result.reset();
+    return MessageGroup::all_gather(own);
+  }
+  if (given.nbytes() > 0) issue(call);
   return result;
 }
 
@@ -169,17 +240,19 @@ at::Tensor NcclGroup::reduce_scatter(const at::Tensor& tensor, Reduction reducti
                            tensor.size(0) % size() == 0 && tensor.numel() > 0;
   if (!is_for_nccl) return MessageGroup::reduce_scatter(tensor, reduction);
   check_reduction(tensor, reduction);
-  announce("reduce_scatter", {tensor}, /*any_rows=*/false);
   const at::NoGradGuard no_graph;
   const at::Tensor given = in_memory(tensor);
   std::vector<std::int64_t> sizes = given.sizes().vec();
   sizes[0] /= size();
   at::Tensor result = at::empty(sizes, given.options());
-  issue("reduce_scatter", [&](const Library& nccl, Comm comm, Stream stream) {
-    check(nccl.ncclReduceScatter(given.const_data_ptr(), result.data_ptr(), static_cast<std::size_t>(result.numel()),
-                                 *type_of(given.scalar_type()), kSum, comm, stream),
-          "ncclReduceScatter", comm);
-  });
+  Call call{
+      "reduce_scatter", {result}, [=](const Library& nccl, Comm comm, Stream stream, const auto& to) {
+        check(nccl.ncclReduceScatter(given.const_data_ptr(), to[0].data_ptr(), static_cast<std::size_t>(to[0].numel()),
+                                     *type_of(given.scalar_type()), kSum, comm, stream),
+              "ncclReduceScatter", comm);
+      }};
+  announce(call, {tensor}, /*any_rows=*/false);
+  issue(call);
   if (reduction == Reduction::kMean) result.div_(static_cast<std::int64_t>(size()));
   return result;
 }

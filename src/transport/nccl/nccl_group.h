@@ -11,15 +11,17 @@ namespace stagecraft::nccl {
 /// else there is (16-bit floats, which NCCL rounds at every addition; the largest, where NCCL loses NaN) is done by
 /// messages.
 ///
-/// Before each of them the members tell each other what they are about to give. So all of them take part or none does:
-/// when one fails before, nothing is left waiting on a device, and tensors that are not alike are found.
+/// Before each of them the members tell each other what they are about to give. So tensors that are not alike are
+/// found, and when one member fails before, nothing is left waiting on a device. Only a failure in this very moment can
+/// end it for one member and not for another. So they also say how many they have issued: before the next collective,
+/// who has left one out makes up for it.
 class NcclGroup : public MessageGroup {
  public:
   NcclGroup(Transport& transport, std::shared_ptr<Watch> watch, std::vector<RankId> members, std::int32_t id,
             Timeout timeout, const std::string& name)
       : MessageGroup(transport, std::move(members), id, timeout, name), watch_(std::move(watch)) {}
   ~NcclGroup() override {
-    if (communicator_) watch_->give_back(communicator_id_);
+    if (!communicator_id_.empty()) watch_->give_back(communicator_id_);
   }
 
   using MessageGroup::all_gather;
@@ -30,18 +32,34 @@ class NcclGroup : public MessageGroup {
   at::Tensor reduce_scatter(const at::Tensor& tensor, Reduction reduction) override;
 
  private:
+  /// A collective: what it writes, all of it allocated, and how it is issued to write there or elsewhere.
+  struct Call {
+    using Run = std::function<void(const Library& nccl, Comm comm, Stream stream, const std::vector<at::Tensor>& to)>;
+    std::string_view name;
+    std::vector<at::Tensor> to;
+    Run run;
+    std::string label = {};  // the same on all members
+  };
+
   /// Whether it can be summed by NCCL.
   [[nodiscard]] bool suits(const at::Tensor& tensor, Reduction reduction) const;
-  /// What the others give, as texts. Throws InvalidArgument where they are not alike; with `any_rows`, dimension 0 may
-  /// differ.
-  std::vector<std::string> announce(std::string_view call, const std::vector<at::Tensor>& tensors, bool any_rows);
-  Communicator& communicator();
-  /// Issues the operation after what the current stream has done, and before what it does next.
-  void issue(std::string_view call, const Communicator::Operation& operation);
+  /// Agrees with the others on the call, with everything allocated: what fails after it fails on one member alone.
+  /// Returns how many rows each gives if `any_rows`: dimension 0 may differ. Throws InvalidArgument where the tensors
+  /// are not alike.
+  std::vector<std::string> announce(Call& call, const std::vector<at::Tensor>& tensors, bool any_rows);
+  /// Makes this member part of the communicator, if it is not yet. All members call it.
+  void connect();
+  /// If some member has left out the last collective of others, issues it there. Returns whether that was so.
+  bool catch_up(const std::vector<std::string>& progress_of_all);
+  /// Issues the call after what the current stream has done, and before what it does next.
+  void issue(const Call& call);
+  void issue(const std::string& what, const std::string& label, const Communicator::Operation& operation);
 
   std::shared_ptr<Watch> watch_;
-  std::string communicator_id_;
+  std::string communicator_id_;  // member 0 has it before the communicator, so that it tells it again after a failure
   std::shared_ptr<Communicator> communicator_;
+  std::uint64_t calls_ = 0;  // since the last failed step
+  std::uint64_t failed_steps_ = 0;
 };
 
 }  // namespace stagecraft::nccl

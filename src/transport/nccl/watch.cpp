@@ -1,5 +1,7 @@
 #include "watch.h"
 
+#include <algorithm>
+
 namespace stagecraft::nccl {
 namespace {
 
@@ -53,6 +55,14 @@ std::vector<std::shared_ptr<Communicator>> Watch::all() {
   const std::lock_guard lock(mutex_);
   for (const Known& one : known_) alive.push_back(one.communicator);
   return alive;
+}
+
+std::vector<std::shared_ptr<Communicator>> Watch::with(RankId rank) {
+  std::vector<std::shared_ptr<Communicator>> found = all();
+  std::erase_if(found, [&](const auto& one) {
+    return std::find(one->members().begin(), one->members().end(), rank) == one->members().end();
+  });
+  return found;
 }
 
 void Watch::run(const Report& report) {

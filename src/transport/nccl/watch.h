@@ -41,6 +41,8 @@ class Watch {
   /// the others.
   std::string id_for(const std::vector<RankId>& members);
   void give_back(const std::string& id);
+  /// The communicators that this rank is a member of.
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> with(RankId rank);
   /// Whether all operations have ended by then.
   [[nodiscard]] bool wait_until_idle(Clock::time_point until);
   /// Ends all operations, with any result. No others can be issued.

@@ -140,7 +140,6 @@ class SocketConnection::Implementation {
   std::vector<std::shared_ptr<Line>> lines;
   std::shared_ptr<nccl::Watch> nccl;
   bool has_left = false;
-  bool has_failed = false;
 };
 
 SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& exchange, Options options)
@@ -170,12 +169,23 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
   if (options.wrap) whole = options.wrap(std::move(whole));
   transport_ = std::make_shared<Transport>(std::move(whole), std::move(options.activity));
   Coordinator* coordinator = &transport_->coordinator();
-  implementation_->channel->start([coordinator, nccl](RankId lost, const std::string& text) {
-    coordinator->lose(lost, text);
-    if (nccl) nccl->abort_all();  // what waits for it on the device never ends
-  });
+  // A rank whose program has ended is not lost to the coordinator; but what NCCL moves to or from it may be.
+  const auto lose_transfers = [coordinator, rank](RankId other, const std::string& text) {
+    coordinator->lose(other, text);
+    if (!coordinator->lost() && !coordinator->failed_departure()) coordinator->lose(rank, text);
+  };
+  implementation_->channel->start({[coordinator, nccl, lose_transfers](RankId lost, const std::string& text) {
+                                     if (!nccl) return coordinator->lose(lost, text);
+                                     lose_transfers(lost, text);
+                                     nccl->abort_all();  // what waits for it on the device never ends
+                                   },
+                                   [coordinator] { return coordinator->failed_departure().has_value(); },
+                                   [coordinator, nccl, rank](const std::string& text) {
+                                     coordinator->give_up({rank, text});
+                                     if (nccl) nccl->abort_all();
+                                   }});
   if (!nccl) return;
-  nccl->start([coordinator, rank](const std::vector<RankId>& members, const std::string& text) {
+  nccl->start([lose_transfers, rank](const std::vector<RankId>& members, const std::string& text) {
     std::string others;
     RankId blamed = rank;
     for (const RankId member : members) {
@@ -183,32 +193,41 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
       if (blamed == rank) blamed = member;
       others += (others.empty() ? "" : ", ") + std::to_string(member.value);
     }
-    coordinator->lose(blamed, text + ": rank " + others + " does not answer");
+    lose_transfers(blamed, text + ": rank " + others + " does not answer");
   });
 }
 
 SocketConnection::~SocketConnection() {
   leave(std::nullopt, std::chrono::seconds(5));
   if (!implementation_->nccl) return;
-  // They may be reading what lies in memory of NCCL on this side.
-  if (!implementation_->has_failed) (void)wait_for_others(std::chrono::seconds(2));
   implementation_->nccl->abort_all();
 }
 
 void SocketConnection::leave(const std::optional<std::string>& failure, Timeout patience) {
   if (implementation_->has_left) return;
   implementation_->has_left = true;
-  implementation_->has_failed = failure.has_value();
-  const auto until = Clock::now() + patience;
   transport_->depart(failure);
   // Others may still read on their device what this rank has sent.
-  if (implementation_->nccl) {
-    constexpr auto kBriefly = std::chrono::milliseconds(200);  // after a failure it may never come
-    (void)implementation_->nccl->wait_until_idle(failure ? Clock::now() + kBriefly : until);
-  }
+  const std::shared_ptr<nccl::Watch>& nccl = implementation_->nccl;
+  constexpr auto kBriefly = std::chrono::milliseconds(200);  // after a failure it may never come
+  const auto in_time = Clock::now() + (failure || !nccl ? kBriefly : nccl->limit());
+  // Whether it is so in time; after a failure anywhere it may never be.
+  const auto waits_until = [&](const auto& is_so_by) {
+    constexpr auto kOften = std::chrono::milliseconds(20);
+    while (!is_so_by(std::min<Clock::time_point>(in_time, Clock::now() + kOften))) {
+      const Coordinator& coordinator = transport_->coordinator();
+      if (Clock::now() >= in_time || coordinator.lost() || coordinator.failed_departure()) return;
+    }
+  };
+  if (nccl) waits_until([&](Clock::time_point until) { return nccl->wait_until_idle(until); });
   implementation_->channel->say_goodbye();
+  const auto until = Clock::now() + patience;
   for (const auto& line : implementation_->lines) {
     if (!line->wait_until_sent(until)) return;
+  }
+  if (!nccl) return;
+  for (const auto& line : implementation_->lines) {
+    waits_until([&](Clock::time_point moment) { return line->wait_until_released(moment); });
   }
 }
 

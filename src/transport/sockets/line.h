@@ -27,6 +27,10 @@ class Line : public std::enable_shared_from_this<Line> {
     std::shared_ptr<wire::Mailbox> mailbox;
     std::function<void(RankId from, const Notice& notice)> hear;
     std::function<void(RankId rank, const std::string& text)> lose;
+    /// Whether the program of some rank has ended with a failure.
+    std::function<bool()> has_any_failed;
+    /// This rank cannot go on: tells all ranks why.
+    std::function<void(const std::string& text)> give_up;
   };
 
   /// `nccl`: for tensors of its device; null: they travel by way of the host.
@@ -46,10 +50,17 @@ class Line : public std::enable_shared_from_this<Line> {
   bool wait_until_sent(Clock::time_point until);
   /// Whether the other rank has said goodbye or is lost by then.
   bool wait_until_over(Clock::time_point until);
+  /// Whether the other rank's device has done by then what it does with this one, after this one has said goodbye, or
+  /// it has said goodbye too, or is lost.
+  bool wait_until_released(Clock::time_point until);
 
  private:
   /// What follows the two numbers that every frame begins with: its kind and its size.
-  enum class Kind : std::uint32_t { kEnvelope = 1, kGoodbye = 2, kCommunicator = 3 };
+  enum class Kind : std::uint32_t { kEnvelope = 1, kGoodbye = 2, kCommunicator = 3, kRelease = 4 };
+  struct Head {
+    std::uint32_t kind;
+    std::uint32_t size;
+  };
   /// Something that is being sent.
   struct Frame {
     std::string head;
@@ -76,7 +87,9 @@ class Line : public std::enable_shared_from_this<Line> {
   bool receive_tensors(wire::Mailbox::Entry& entry);
   nccl::Communicator& path_in();
   void end_paths();
+  void release();
   void lose(const std::string& what, const std::string& why);
+  void give_up(const std::string& text);
 
   Socket socket_;
   RankId own_;
@@ -103,6 +116,7 @@ class Line : public std::enable_shared_from_this<Line> {
   std::deque<Frame> waiting_;  // not yet gone, in order
   bool is_sending_over_ = false;
   bool is_over_ = false;  // the peer has said goodbye, or is lost
+  bool is_released_ = false;
 };
 
 }  // namespace stagecraft::sockets

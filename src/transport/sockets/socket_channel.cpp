@@ -12,7 +12,7 @@ namespace stagecraft::sockets {
 struct SocketChannel::Ears {
   std::mutex mutex;
   Listener listener;
-  Loss lose;
+  Events events;
   std::vector<std::weak_ptr<Line>> lines;
 
   void hear(RankId from, const Notice& notice) {
@@ -29,7 +29,15 @@ struct SocketChannel::Ears {
   /// Under the lock: the channel is not destroyed while it is told of a loss.
   void report_loss(RankId rank, const std::string& text) {
     const std::lock_guard lock(mutex);
-    if (lose) lose(rank, text);
+    if (events.lose) events.lose(rank, text);
+  }
+  bool know_of_a_failure() {
+    const std::lock_guard lock(mutex);
+    return events.has_any_failed && events.has_any_failed();
+  }
+  void give_up(const std::string& text) {
+    const std::lock_guard lock(mutex);
+    if (events.give_up) events.give_up(text);
   }
 
   static wire::Envelope to_envelope(const Notice& notice) {
@@ -57,7 +65,9 @@ SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::opti
                       ears->hear(from, notice);
                       mailbox->wake();
                     },
-                    [ears = ears_](RankId lost, const std::string& text) { ears->report_loss(lost, text); }});
+                    [ears = ears_](RankId lost, const std::string& text) { ears->report_loss(lost, text); },
+                    [ears = ears_] { return ears->know_of_a_failure(); },
+                    [ears = ears_](const std::string& text) { ears->give_up(text); }});
   for (int r = 0; r < ranks_; ++r) {
     Socket& socket = sockets[RankId(r).index()];
     const bool is_own = RankId(r) == rank_;
@@ -66,10 +76,14 @@ SocketChannel::SocketChannel(RankId rank, std::vector<Socket> sockets, std::opti
   }
 }
 
-SocketChannel::~SocketChannel() { say_goodbye(); }
+SocketChannel::~SocketChannel() {
+  say_goodbye();
+  const std::lock_guard lock(ears_->mutex);
+  ears_->events = {};
+}
 
-void SocketChannel::start(Loss lose) {
-  ears_->lose = std::move(lose);
+void SocketChannel::start(Events events) {
+  ears_->events = std::move(events);
   for (const auto& line : lines_) {
     if (line) line->start();
   }
@@ -78,7 +92,8 @@ void SocketChannel::start(Loss lose) {
 void SocketChannel::say_goodbye() {
   {
     const std::lock_guard lock(ears_->mutex);
-    ears_->lose = nullptr;
+    ears_->events.lose = nullptr;
+    ears_->events.give_up = nullptr;
   }
   for (const auto& line : lines_) {
     if (line) line->say_goodbye();

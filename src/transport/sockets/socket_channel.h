@@ -12,7 +12,14 @@ namespace stagecraft::sockets {
 /// A line to each other rank, and what has arrived on all of them.
 class SocketChannel : public Channel {
  public:
-  using Loss = std::function<void(RankId rank, const std::string& text)>;
+  /// What the lines report, from their threads. None is called after `say_goodbye`, except `has_any_failed`.
+  struct Events {
+    /// The process of a rank is gone, or what NCCL moves to or from it.
+    std::function<void(RankId rank, const std::string& text)> lose;
+    /// See Line::Reports.
+    std::function<bool()> has_any_failed;
+    std::function<void(const std::string& text)> give_up;
+  };
 
   /// `sockets`: to the other ranks, by rank; that of this one is closed. `nccl`: null if tensors of a device travel by
   /// way of the host.
@@ -23,8 +30,8 @@ class SocketChannel : public Channel {
   SocketChannel(const SocketChannel&) = delete;
   SocketChannel& operator=(const SocketChannel&) = delete;
 
-  /// Starts receiving; called once, after `listen`. `lose` is called when the process of a rank is gone.
-  void start(Loss lose);
+  /// Starts receiving; called once, after `listen`.
+  void start(Events events);
   /// Says goodbye to all, and reports no more losses.
   void say_goodbye();
   /// The lines; they may outlive the channel.

@@ -50,6 +50,19 @@ TEST(Launched, ByTorchrun) {
   EXPECT_TRUE(launched(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))->has_store);
 }
 
+TEST(Launched, WithoutALocalRankCannotChooseAmongDevices) {
+  Values values = kTorchrun;
+  EXPECT_NO_THROW(check_can_choose(*launched(values), 8));
+  values.erase("LOCAL_RANK");
+  EXPECT_NO_THROW(check_can_choose(*launched(values), 0));
+  EXPECT_NO_THROW(check_can_choose(*launched(values), 1));
+  EXPECT_THAT(message_of([&] { check_can_choose(*launched(values), 8); }),
+              HasSubstr("rank 5 of 8 sees 8 GPUs and does not know which is its own: set LOCAL_RANK"));
+  values["RANK"] = "0";
+  values["WORLD_SIZE"] = "1";
+  EXPECT_NO_THROW(check_can_choose(*launched(values), 8));
+}
+
 TEST(Launched, AgainByTorchrunIsAnotherJob) {
   const auto first = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}));
   const auto second = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}));
