@@ -236,7 +236,7 @@ void Coordinator::give_up(const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);
     if (roll_call_.is_over()) return;
-    roll_call_.give_up(known);
+    roll_call_.give_up(known, roll_call_.step());
     notice = {Notice::Kind::kGiveUp, roll_call_.step(), known.rank.value, known.message};
   }
   tell_all(notice);

@@ -1,5 +1,7 @@
 #include "roll_call.h"
 
+#include <algorithm>
+
 namespace stagecraft {
 
 RollCall::RollCall(RankId own, int ranks) : own_(own), departures_(static_cast<std::size_t>(ranks)) {}
@@ -21,7 +23,7 @@ void RollCall::hear(RankId from, const Notice& notice) {
       verdicts_[notice.step] = failure;
       break;
     case Kind::kGiveUp:
-      give_up(*failure);
+      give_up(*failure, notice.step);
       break;
     case Kind::kDepart:
       if (!departures_[from.index()]) ++departed_;
@@ -83,7 +85,8 @@ void RollCall::lose(RankId rank, const std::string& text) {
   if (!lost_ && !has_departed(rank)) lost_ = Failure{rank, text};
 }
 
-void RollCall::give_up(const Failure& failure) {
+void RollCall::give_up(const Failure& failure, std::uint64_t step) {
+  over_since_ = over_ ? std::min(over_since_, step) : step;
   if (!over_) over_ = failure;
 }
 
@@ -95,7 +98,7 @@ const Failure* RollCall::reason_to_give_up(RankId from) const {
 
 const Failure* RollCall::reason_not_to_settle() const {
   if (lost_) return &*lost_;
-  if (over_) return &*over_;
+  if (over_ && over_since_ <= step_) return &*over_;
   if (departed_ == 0) return nullptr;
   for (const auto& departure : departures_) {
     if (departure && departure->step <= step_) return &departure->words;

@@ -23,7 +23,8 @@
 ///   still arrive from other ranks before this step's verdict: all carry their step number, and are kept until then.
 /// - kDepart says in which step the program of a rank ended. If that rank has not concluded this step, it never will,
 ///   and waiting for the verdict is useless. If it has, the verdict is on its way to the others too.
-/// - A rank that goes on without the verdict sends kGiveUp, which ends all later waits of all ranks.
+/// - A rank that goes on without the verdict sends kGiveUp, which ends all waits of all ranks in that step, and later
+///   ones. The verdict of an earlier step is on its way: that rank has it.
 namespace stagecraft {
 
 class RollCall {
@@ -71,8 +72,8 @@ class RollCall {
   /// Records that the process of a rank is gone or out of reach. Only the first call counts.
   void lose(RankId rank, const std::string& text);
   [[nodiscard]] const std::optional<Failure>& lost() const { return lost_; }
-  /// Records that some rank has gone on without a verdict. Only the first call counts.
-  void give_up(const Failure& failure);
+  /// Records that some rank has gone on without the verdict of a step. Only the first failure counts.
+  void give_up(const Failure& failure, std::uint64_t step);
   [[nodiscard]] bool is_over() const { return over_.has_value(); }
   [[nodiscard]] const std::optional<Failure>& over() const { return over_; }
   /// Why to stop waiting for a message of `from`, or null.
@@ -98,6 +99,7 @@ class RollCall {
   int departed_ = 0;                                          // how many
   std::optional<Failure> lost_;
   std::optional<Failure> over_;
+  std::uint64_t over_since_ = 0;  // the first step without a verdict, if it is over
 };
 
 }  // namespace stagecraft

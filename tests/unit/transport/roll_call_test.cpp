@@ -81,5 +81,22 @@ TEST(RollCall, OneThatGaveUpIsHeardByAll) {
   EXPECT_FALSE(other.lost().has_value()) << "no process is";
 }
 
+/// It has the verdict of the step before, which may come later than its words, from another rank.
+TEST(RollCall, OneThatGaveUpInALaterStepEndsThatOne) {
+  RollCall other(RankId(2), 3);
+  other.hear(RankId(1), says(Kind::kGiveUp, 1, 0, "rank 0 has ended its program"));
+  EXPECT_EQ(other.reason_not_to_settle(), nullptr);
+  other.hear(RankId(0), says(Kind::kVerdict, 0));
+  ASSERT_TRUE(other.is_complete());
+  other.conclude(other.verdict());
+  EXPECT_NE(other.reason_not_to_settle(), nullptr);
+  EXPECT_NE(other.reason_to_give_up(RankId(1)), nullptr);
+
+  RollCall third(RankId(2), 4);
+  third.hear(RankId(1), says(Kind::kGiveUp, 1, 0, "rank 0 has ended its program"));
+  third.hear(RankId(3), says(Kind::kGiveUp, 0, 0, "rank 0 is slow"));
+  EXPECT_NE(third.reason_not_to_settle(), nullptr) << "the verdict of this step may never come";
+}
+
 }  // namespace
 }  // namespace stagecraft
