@@ -19,7 +19,6 @@ RankId MpiProcess::rank() const { return RankId(0); }
 int MpiProcess::ranks() const { return 1; }
 int MpiProcess::local_rank() const { return 0; }
 int MpiProcess::cores() const { return 0; }
-int MpiProcess::local_ranks() const { return 1; }
 std::shared_ptr<Transport> MpiProcess::connect(std::optional<at::Device> /*device*/,
                                                std::function<std::string()> /*activity*/) {
   return nullptr;
