@@ -318,9 +318,8 @@ void Executor::forward(const Instruction& instruction) {
   add_losses(instruction.stage, microbatch, output);
   if (place.is_last && inputs_->keep_outputs) {
     // A graph's own copy: the stage may keep what it has returned.
-    outputs_.outputs[microbatch.index()] = output.map_tensors([&](const at::Tensor& tensor) {
-      return is_capturing_ ? tensor.detach().clone() : tensor.detach();
-    });
+    outputs_.outputs[microbatch.index()] = output.map_tensors(
+        [&](const at::Tensor& tensor) { return is_capturing_ ? tensor.detach().clone() : tensor.detach(); });
   }
   if (inputs_->training()) {
     add_relayed_roots(instruction.stage, in);

@@ -157,8 +157,8 @@ class StepGraphs {
     std::vector<std::size_t> changed_inputs;  // in place, by a stage
     std::vector<GivenMemory> given;           // memory of others that graphs read
     std::vector<HostNumber> numbers;
-    bool is_settled = false;          // it has been replayed
-    bool is_abandoned = false;        // the first replay has failed
+    bool is_settled = false;    // it has been replayed
+    bool is_abandoned = false;  // the first replay has failed
     std::vector<KeptSince> kept;
     // Until it is settled: what modules kept before, and memory of graphs that others have, which nobody has computed.
     std::vector<Remembered> before_capture;
@@ -178,7 +178,7 @@ class StepGraphs {
     std::string obstacle;                   // in a message that was learned
     std::optional<Captured> captured;
     int failures = 0;
-    int retaken = 0;          // how often it was dropped to be captured anew
+    int retaken = 0;  // how often it was dropped to be captured anew
     int replayed = 0;
     std::string reason;       // why it stays eager; empty if it does not
     bool has_failed = false;  // the reason concerns all ranks

@@ -129,8 +129,8 @@ const std::vector<WeakMemory>& StepGraphs::uncomputed() {
   return uncomputed_;
 }
 
-/// Finds out what graphs share with modules. `remembered`: what modules kept before the capture. Returns why they cannot
-/// be replayed; empty if they can.
+/// Finds out what graphs share with modules. `remembered`: what modules kept before the capture. Returns why they
+/// cannot be replayed; empty if they can.
 std::string StepGraphs::share_memory(Captured& made, CaptureMemory& memory, const Memories& remembered) {
   Memories results;
   for (const GradientPtr& after : made.after) {
