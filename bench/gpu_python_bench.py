@@ -1,7 +1,7 @@
 """A training step of a GPT in Python, four stages on one rank of a GPU: torch.distributed.pipelining, stagecraft.pipelining in its place, and
 stagecraft.torch, eager and replayed as a graph; the same modules, in one process.
 
-    PYTHONPATH=build/gpu/python python bench/gpu_python_bench.py [--json FILE]
+    PYTHONPATH=build/gpu/python python bench/gpu_python_bench.py [--width 256] [--json FILE]
 
 Fails (exit code 1) when one of ours is slower than torch's package, or takes more than 0.65 of its memory for zero bubble
 on a large model.
@@ -9,7 +9,7 @@ on a large model.
 
 import argparse
 
-from gpu_python_gpt import ROWS, STAGES, begin, by_package, end, loss_of, measured, text_of
+from gpu_python_gpt import STAGES, add_rows_option, begin, by_package, end, loss_of, measured, rows_of, text_of
 
 import stagecraft.torch as sc
 
@@ -35,10 +35,11 @@ def ours(schedule, graph):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_rows_option(parser)
     parser.add_argument("--json")
     options = parser.parse_args()
     missed, results = begin()
-    for setting, _, _ in ROWS:
+    for setting, _, _ in rows_of(options):
         print(text_of(setting))
         for schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
             ways = {

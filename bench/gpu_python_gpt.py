@@ -15,6 +15,16 @@ VOCABULARY, STAGES = 8192, 4
 ROWS = [((8, 256, 8, 2, 128, "float"), 5, 10), ((16, 1024, 8, 4, 512, "bfloat16"), 2.4, 4.5), ((16, 2048, 16, 4, 1024, "bfloat16"), 1, 1 / 0.76)]
 
 
+def add_rows_option(parser):
+    """An option for some of ROWS, told by their width: all of them take ten minutes and more."""
+    widths = [setting[1] for setting, _, _ in ROWS]
+    parser.add_argument("--width", type=int, action="append", choices=widths, help="of a row to measure; may be given again")
+
+
+def rows_of(options):
+    return [row for row in ROWS if options.width is None or row[0][1] in options.width]
+
+
 def begin():
     """Lists for targets that are missed, and for results. Makes the process group that torch's package wants."""
     if not torch.cuda.is_available():

@@ -1,6 +1,6 @@
 """A training step of a GPT, four stages on one rank of a GPU: ours, eager and replayed as a graph, beside torch.distributed.pipelining.
 
-    python bench/gpu_step_bench.py --ours build/bin/gpu_step_bench [--nccl libnccl.so.2] [--json FILE]
+    python bench/gpu_step_bench.py --ours build/bin/gpu_step_bench [--nccl libnccl.so.2] [--width 256] [--json FILE]
 
 Fails (exit code 1) when a target is missed: the ratio of torch's time to that of our graph, for 1F1B and for zero bubble, the ratio of our graph to a bare loop over
 the same modules that is captured too, and graphs that are slower than eager steps with 2 and 4 ranks: threads, and with --nccl processes. All share one GPU, for which
@@ -15,7 +15,7 @@ import pathlib
 import subprocess
 import sys
 
-from gpu_python_gpt import ROWS, begin, by_package, end, measured, text_of
+from gpu_python_gpt import add_rows_option, begin, by_package, end, measured, rows_of, text_of
 
 MOST_OVER_BARE = 1.05
 MOST_OVER_EAGER = 1.05
@@ -39,10 +39,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ours", required=True)
     parser.add_argument("--nccl")
+    add_rows_option(parser)
     parser.add_argument("--json")
     options = parser.parse_args()
     missed, results = begin()
-    for setting, wanted, wanted_split in ROWS:
+    for setting, wanted, wanted_split in rows_of(options):
         done = subprocess.run([options.ours, *map(str, setting)], capture_output=True, text=True, check=False)
         print(done.stderr, end="")
         if done.returncode != 0:

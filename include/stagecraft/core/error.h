@@ -66,7 +66,7 @@ class StepError : public Error {
   std::string action_;
 };
 
-/// What an error also is if somebody ends the program by it, such as Ctrl-C in Python: nobody tries again in another way.
+/// What an error also is if somebody ends the program by it, such as Ctrl-C in Python: nobody tries again.
 class Interruption {
  public:
   virtual ~Interruption() = default;
