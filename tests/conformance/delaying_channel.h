@@ -60,10 +60,9 @@ class DelayingChannel : public Channel {
     {
       const std::lock_guard lock(mutex_);
       item.due = Clock::now() + std::chrono::microseconds(std::uniform_int_distribution<int>(0, 3000)(random_));
-      if (item.notice) {
-        for (const Item& before : items_) {
-          if (before.to == item.to) item.due = std::max(item.due, before.due);
-        }
+      for (const Item& before : items_) {
+        const bool is_bound = item.notice || (!before.notice && before.tag == item.tag);
+        if (before.to == item.to && is_bound) item.due = std::max(item.due, before.due);
       }
       // By delivery time; equal times in the order of sending.
       const auto later =

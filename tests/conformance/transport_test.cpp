@@ -80,6 +80,28 @@ TEST_P(RulesForTwo, TagsKeepMessagesApart) {
   });
 }
 
+TEST_P(RulesForTwo, MessagesWithOneTagComeInTheirOrder) {
+  run([](Transport& transport) {
+    const RankId peer(1 - transport.rank().value);
+    for (int i = 0; i < 6; ++i) {
+      transport.send(peer, tag(0), {{at::full({i % 2 == 0 ? 1 : 100'000}, i)}, std::to_string(i)});
+      transport.send(peer, tag(i + 1), {{at::full({1}, 10 + i)}, ""});
+    }
+    for (int i = 5; i >= 3; --i) {
+      EXPECT_EQ(transport.receive(peer, tag(i + 1), kPatience).tensors[0].item<int>(), 10 + i);
+    }
+    for (int i = 0; i < 6; ++i) {
+      const Message message = transport.receive(peer, tag(0), kPatience);
+      EXPECT_EQ(message.header, std::to_string(i));
+      EXPECT_TRUE(message.tensors[0].eq(i).all().item<bool>()) << "message " << i << " has the tensor of another";
+    }
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(transport.receive(peer, tag(i + 1), kPatience).tensors[0].item<int>(), 10 + i);
+    }
+    transport.settle(kPatience);
+  });
+}
+
 TEST_P(RulesForTwo, SendingDoesNotWaitForTheReceiver) {
   run([](Transport& transport) {
     const RankId peer(1 - transport.rank().value);

@@ -35,7 +35,8 @@ struct Notice {
 
 /// Moves messages and notices between one rank and the others.
 ///
-/// Messages: `send`, `post` and `take` are called by several threads of the rank. On a device with streams, completion
+/// Messages: `send`, `post` and `take` are called by several threads of the rank. Those with one tag, from one rank to
+/// another, are taken in the order in which they were sent. On a device with streams, completion
 /// is stream-ordered: `send` takes tensors that the current stream has still to write, `take` returns tensors that the
 /// current stream may read; the host waits for neither.
 ///

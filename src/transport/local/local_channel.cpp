@@ -100,7 +100,7 @@ struct Mailbox {
   };
   std::mutex mutex;
   std::condition_variable arrival;
-  std::vector<Entry> entries;
+  std::vector<Entry> entries;           // in the order of arrival
   std::uint64_t first_step = 0;         // messages of earlier steps are dropped
   std::atomic<std::uint64_t> news = 0;  // read without the lock by a thread about to sleep
   // The listener is called without the lock; notices that arrive before it is set wait in `early`.
@@ -113,14 +113,12 @@ struct Mailbox {
     arrival.notify_all();  // several threads of the rank may wait, each for its own
   }
   std::optional<Parcel> take(RankId from, const Tag& tag) {
-    for (Entry& entry : entries) {
-      if (entry.from != from || entry.tag != tag) continue;
-      Parcel parcel = std::move(entry.parcel);
-      std::swap(entry, entries.back());
-      entries.pop_back();
-      return parcel;
-    }
-    return std::nullopt;
+    const auto first = std::find_if(entries.begin(), entries.end(),
+                                    [&](const Entry& entry) { return entry.from == from && entry.tag == tag; });
+    if (first == entries.end()) return std::nullopt;
+    Parcel parcel = std::move(first->parcel);
+    entries.erase(first);
+    return parcel;
   }
 };
 
