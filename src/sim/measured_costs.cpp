@@ -31,18 +31,25 @@ void LinkProfile::add(const RecordedMessage& message) {
 }
 
 void LinkProfile::close() {
+  std::vector<double> known;  // latencies
   for (auto& [ends, link] : links_) {
     std::vector<double> delays;
     for (const RecordedMessage& message : link.messages) {
       if (message.was_late()) delays.push_back(message.delay());
     }
-    // The delay of a message that no consumer waited for is only an upper bound.
-    link.delay = delays.empty() ? smallest_delay(link.messages) : median(delays);
+    link.was_waited_for = !delays.empty();
+    link.delay = link.was_waited_for ? median(delays) : smallest_delay(link.messages);
     std::vector<double> takings;
     for (const RecordedMessage& message : link.messages) {
       if (had_arrived(message, link.delay)) takings.push_back(message.waited);
     }
     link.handling = std::min(median(takings), link.delay);
+    if (link.was_waited_for) known.push_back(link.delay - link.handling);
+  }
+  if (known.empty()) return;
+  // The delay of a message that no consumer waited for is only an upper bound: such a link counts as the others.
+  for (auto& [ends, link] : links_) {
+    if (!link.was_waited_for) link.delay = std::min(link.delay, median(known) + link.handling);
   }
 }
 

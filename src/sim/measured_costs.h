@@ -26,8 +26,9 @@ class LinkProfile {
  private:
   struct Link {
     std::vector<RecordedMessage> messages;
-    double delay = 0;     // median of messages that a consumer waited for
-    double handling = 0;  // median of messages that had arrived before
+    bool was_waited_for = false;  // by a consumer of any message
+    double delay = 0;             // median of these messages
+    double handling = 0;          // median of messages that had arrived before
   };
 
   static LinkCosts costs_of(const Link& link);

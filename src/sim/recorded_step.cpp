@@ -79,19 +79,53 @@ Schedule computed_schedule(const StepTimelines& step, const std::string& name) {
   return Schedule::from_rows(std::move(rows), name);
 }
 
+namespace {
+
+using Messages = std::vector<RecordedMessage>;
+
+/// By how much the receivers' clock is ahead of the senders' at most: a message cannot arrive before it was sent.
+double most_ahead(const Messages& messages) {
+  double most = std::numeric_limits<double>::infinity();
+  for (const RecordedMessage& message : messages) most = std::min(most, message.delay());
+  return most;
+}
+
+/// The shortest delay of a message that its receiver has waited for, if its clock is that much ahead of the sender's.
+/// The delay of another may be much longer than its transfer. Infinite if there is none.
+double shortest_wait(const Messages& messages, double ahead) {
+  double shortest = std::numeric_limits<double>::infinity();
+  for (const RecordedMessage& message : messages) {
+    if (message.sent + ahead >= message.asked) shortest = std::min(shortest, message.delay() - ahead);
+  }
+  return shortest;
+}
+
+/// By how much the clock of one rank is ahead of another's. Clocks are trusted as far as the messages allow.
+double ahead_of(const Messages& there, const Messages& back) {
+  const double most = most_ahead(there);
+  const double least = -most_ahead(back);
+  if (least > most) return (least + most) / 2;
+  if (least <= 0 && most >= 0) return 0;
+  const double nearest = least > 0 ? least : most;
+  // Where both have waited, a message takes as long in one direction as in the other.
+  const double way_there = shortest_wait(there, nearest);
+  const double way_back = shortest_wait(back, -nearest);
+  if (std::isinf(way_there) || std::isinf(way_back)) return nearest;
+  return std::clamp(nearest + (way_there - way_back) / 2, least, most);
+}
+
+}  // namespace
+
 std::vector<double> clocks_ahead(const Recording& recording, const Placement& placement) {
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   const std::vector<double> none(ranks, 0.0);
-  // The shortest delay of any message between two ranks, by their clocks.
-  std::map<std::pair<std::size_t, std::size_t>, double> shortest;
+  std::map<std::pair<std::size_t, std::size_t>, Messages> messages;  // by sender and receiver
   for (const StepTimelines& timelines : recording.steps) {
     const RecordedStep step(timelines, placement, none);
     for (std::size_t r = 0; r < ranks; ++r) {
       for (const Span& span : step.ranks()[r]) {
-        const auto message = step.message_for(span, RankId(r));
-        if (!message) continue;
-        const auto [found, is_new] = shortest.try_emplace({message->from.index(), r}, message->delay());
-        if (!is_new) found->second = std::min(found->second, message->delay());
+        if (const auto message = step.message_for(span, RankId(r)))
+          messages[{message->from.index(), r}].push_back(*message);
       }
     }
   }
@@ -103,23 +137,12 @@ std::vector<double> clocks_ahead(const Recording& recording, const Placement& pl
     const std::size_t from = next.back();
     next.pop_back();
     for (std::size_t to = 0; to < ranks; ++to) {
-      const auto there = shortest.find({from, to});
-      const auto back = shortest.find({to, from});
-      if (is_set[to] || (there == shortest.end() && back == shortest.end())) continue;
+      const Messages& there = messages[{from, to}];
+      const Messages& back = messages[{to, from}];
+      if (is_set[to] || (there.empty() && back.empty())) continue;
       is_set[to] = true;
       next.push_back(to);
-      ahead[to] = ahead[from];
-      const double way_there = there == shortest.end() ? 0 : there->second;
-      const double way_back = back == shortest.end() ? 0 : back->second;
-      if (way_there >= 0 && way_back >= 0) continue;
-      // Assumes the same delay in both directions; a direction without messages counts as 0.
-      if (there == shortest.end()) {
-        ahead[to] -= way_back;
-      } else if (back == shortest.end()) {
-        ahead[to] += way_there;
-      } else {
-        ahead[to] += (way_there - way_back) / 2;
-      }
+      ahead[to] = ahead[from] + ahead_of(there, back);
     }
   }
   return ahead;
