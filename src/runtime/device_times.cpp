@@ -27,6 +27,7 @@ DeviceTimes::EventPtr DeviceTimes::recorded() {
 void DeviceTimes::begin(const std::function<double()>& now) {
   marks_.clear();
   start_.reset();
+  last_end_.reset();
   first_ = this->now();
   first_->synchronize();
   zero_ = now();
@@ -41,8 +42,24 @@ void DeviceTimes::received() { received_ = recorded(); }
 
 void DeviceTimes::finish(const Action& action, std::int64_t bytes) {
   if (!start_) return;
+  last_stream_ = current_stream(device_);
+  last_end_ = recorded();
+  add(action, bytes, last_end_);
+}
+
+void DeviceTimes::go_on() {
+  if (!last_end_ || *last_stream_ != current_stream(device_)) return start();
+  start_ = last_end_;
+  received_.reset();
+}
+
+void DeviceTimes::pass(const Action& action) {
+  if (start_) add(action, 0, start_);
+}
+
+void DeviceTimes::add(const Action& action, std::int64_t bytes, EventPtr end) {
   std::vector<Mark>& marks = graph_marks_ ? *graph_marks_ : marks_;
-  marks.push_back({action, bytes, std::exchange(start_, nullptr), std::exchange(received_, nullptr), recorded(),
+  marks.push_back({action, bytes, std::exchange(start_, nullptr), std::exchange(received_, nullptr), std::move(end),
                    /*is_replayed=*/graph_marks_.has_value()});
 }
 
@@ -70,13 +87,16 @@ void DeviceTimes::prepare_graph(std::size_t actions, RecordInGraph record) {
 std::vector<DeviceTimes::Mark> DeviceTimes::in_graph(const std::function<void()>& work) {
   graph_marks_.emplace();
   start_.reset();
+  last_end_.reset();
   try {
     work();
   } catch (...) {
     graph_marks_.reset();
     start_.reset();
+    last_end_.reset();
     throw;
   }
+  last_end_.reset();
   return *std::exchange(graph_marks_, std::nullopt);
 }
 
@@ -87,6 +107,7 @@ void DeviceTimes::replayed(const std::vector<Mark>& marks, const std::vector<Wai
         std::find_if(waits.begin(), waits.end(), [&](const Wait& other) { return other.action == own.action; });
     if (wait != waits.end()) mark.received = std::exchange(mark.start, wait->start);
   }
+  last_end_.reset();  // the graph's actions may end on several streams
 }
 
 }  // namespace stagecraft

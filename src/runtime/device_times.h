@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
 #include <functional>
 #include <memory>
@@ -42,6 +43,11 @@ class DeviceTimes {
   void start();
   void received();
   void finish(const Action& action, std::int64_t bytes);
+  /// Instead of `start`, for an action that begins where the one before it has ended: every event takes some of the
+  /// device's time.
+  void go_on();
+  /// After `go_on`, instead of `finish`: the device has nothing to do for the action.
+  void pass(const Action& action);
   /// Waits for the device, and returns the times of all actions since `begin`.
   Timeline end();
 
@@ -59,12 +65,15 @@ class DeviceTimes {
 
  private:
   [[nodiscard]] EventPtr recorded();
+  void add(const Action& action, std::int64_t bytes, EventPtr end);
 
   c10::Device device_;
   double zero_ = 0;
   EventPtr first_;
   EventPtr start_;  // of the action that runs
   EventPtr received_;
+  EventPtr last_end_;  // of an action on last_stream_, in the capture that runs, if one does
+  std::optional<c10::Stream> last_stream_;
   std::vector<Mark> marks_;
   std::optional<std::vector<Mark>> graph_marks_;  // during a capture
   std::vector<EventPtr> unused_;                  // for a graph

@@ -196,17 +196,20 @@ void Executor::execute(const Instruction& instruction) {
   if (range.isActive()) range.before(to_text(action));
   const bool by_events = records_events();
   const double start = record_ && !by_events ? world_.transport().now() : 0;
-  if (by_events) times_->start();
+  const auto& handler = handlers_[static_cast<std::size_t>(action.kind())];
+  const bool goes_on = !is_compute(action.kind()) && !handler && !has_sides_;  // at most a message is prepared
+  if (by_events) goes_on ? times_->go_on() : times_->start();
   waited_ = 0;
   bytes_ = 0;
-  const auto& handler = handlers_[static_cast<std::size_t>(action.kind())];
   if (handler) {
     const std::function<void()> run = [&] { perform(instruction); };
     handler(ActionContext(stages_[instruction.stage], action, run));
   } else {
     perform(instruction);
   }
-  if (by_events) {
+  if (by_events && goes_on && is_receive(action.kind())) {
+    times_->pass(action);
+  } else if (by_events) {
     times_->finish(action, bytes_);
   } else if (record_) {
     timeline_.push_back({action, start, world_.transport().now(), waited_, bytes_, /*beside=*/false});

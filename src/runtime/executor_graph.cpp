@@ -260,7 +260,7 @@ void Executor::replay_pieces(CapturedPieces& pieces) {
   for (std::size_t i = 0; i < all.size();) {
     if (is_exchange(all[i])) {
       world_.activity().set(all[i].action);
-      if (records_events()) times_->start();
+      if (records_events()) times_->go_on();
       bytes_ = 0;
       named_in_errors(all[i], [&] {
         if (is_send(all[i])) {
@@ -269,7 +269,9 @@ void Executor::replay_pieces(CapturedPieces& pieces) {
           perform(all[i]);
         }
       });
-      if (records_events()) times_->finish(all[i].action, bytes_);
+      if (records_events()) {
+        is_send(all[i]) ? times_->finish(all[i].action, bytes_) : times_->pass(all[i].action);
+      }
       ++i;
       continue;
     }
