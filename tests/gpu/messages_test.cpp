@@ -20,17 +20,26 @@ class MixedDevices : public OnGpu {
   }
 };
 
+/// Every element.
+void expect_all(const at::Tensor& tensor, double value, const std::string& what) {
+  const at::Tensor wrong = tensor.ne(value).nonzero().flatten();
+  if (wrong.numel() == 0) return;
+  const auto first = wrong[0].item<std::int64_t>();
+  ADD_FAILURE() << what << ": " << wrong.numel() << " of " << tensor.numel() << " elements are not " << value
+                << ": number " << first << " is " << tensor[first].item<double>();
+}
+
 /// What arrives on the host is complete.
 TEST_F(MixedDevices, AMessageToTheCpuIsThere) {
   run([](World& world) {
-    const Tag tag{MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(0)};
     for (int i = 1; i <= 5; ++i) {
+      const Tag tag{MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(i)};
       if (world.rank().value == 0) {
         world.transport().send(RankId(1), tag, {{late(i)}, {}, {}});
       } else {
         const Message got = world.transport().receive(RankId(0), tag, std::chrono::seconds(20));
         EXPECT_TRUE(got.tensors[0].is_cpu());
-        EXPECT_TRUE(got.tensors[0].eq(i).all().item<bool>()) << i;
+        expect_all(got.tensors[0], i, "message");
       }
     }
   });
@@ -42,13 +51,13 @@ TEST_F(MixedDevices, CollectivesReadWhatWasComputed) {
     for (int i = 1; i <= 5; ++i) {
       at::Tensor tensor = is_on_gpu ? late(i) : at::full({1 << 20}, static_cast<double>(i));
       world.everyone().all_reduce(tensor);
-      EXPECT_TRUE(tensor.eq(2 * i).all().item<bool>()) << i;
+      expect_all(tensor, 2 * i, "sum");
       at::Tensor copied = is_on_gpu ? late(i) : at::zeros({1 << 20});
       world.everyone().broadcast_into(copied, 0);
       if (is_on_gpu) {
         copied.fill_(-1);  // as soon as the call returns
       } else {
-        EXPECT_TRUE(copied.eq(i).all().item<bool>()) << i;
+        expect_all(copied, i, "copy");
       }
     }
   });
