@@ -54,7 +54,11 @@ std::unique_ptr<Group> Transport::make_group(const std::vector<RankId>& members,
 }
 
 void Transport::abort(const Failure& failure) { coordinator_->abort(failure); }
-std::optional<Failure> Transport::settle(Timeout timeout) { return coordinator_->settle(timeout); }
+std::optional<Failure> Transport::settle(Timeout timeout) {
+  std::optional<Failure> failure = coordinator_->settle(timeout);
+  if (failure) channel_->recover(*this, timeout);
+  return failure;
+}
 void Transport::give_up(const Failure& failure) { coordinator_->give_up(failure); }
 std::optional<Failure> Transport::over() const { return coordinator_->over(); }
 void Transport::depart(const std::optional<std::string>& failure) { coordinator_->depart(failure); }

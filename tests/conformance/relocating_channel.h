@@ -36,6 +36,7 @@ class RelocatingChannel : public Channel {
                                     Timeout timeout, const std::string& name) override {
     return inner_->make_group(transport, members, id, timeout, name);
   }
+  void recover(Transport& transport, Timeout timeout) override { inner_->recover(transport, timeout); }
 
  private:
   static void move(Message& message, at::Device device) {

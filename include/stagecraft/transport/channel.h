@@ -92,6 +92,9 @@ class Channel {
                                             std::int32_t /*id*/, Timeout /*timeout*/, const std::string& /*name*/) {
     return nullptr;
   }
+  /// Called by all ranks after a failed step, while no thread uses a group: brings the transport's own collectives into
+  /// step again. Throws TransportError where it cannot.
+  virtual void recover(Transport& /*transport*/, Timeout /*timeout*/) {}
 };
 
 }  // namespace stagecraft

@@ -45,7 +45,8 @@ class Transport {
   /// Fails the step: ends all waits, on all ranks, with AbortedError. Only the first failure counts.
   void abort(const Failure& failure);
   /// Called by all ranks at the end of a step. Waits for all of them and returns the failure of the step, if any, the
-  /// same on all ranks. After a failure, messages that nobody received are dropped, and the next step starts clean.
+  /// same on all ranks. After a failure, messages that nobody received are dropped, collectives of the transport's own
+  /// are brought into step (see Channel), and the next step starts clean.
   ///
   /// Throws TimeoutError like `receive`, and may then be called again. In a step that has already failed, throws
   /// AbortedError with that failure instead; if the failure was a timeout, after a short wait only, because the other

@@ -84,6 +84,7 @@ Communicator::Communicator(c10::Device device, const std::string& id, std::vecto
   std::thread([connection = connection_] { connection->connect(); }).detach();
 }
 
+std::string Communicator::id() const { return {connection_->id.bytes, sizeof connection_->id.bytes}; }
 const c10::Stream& Communicator::stream() const { return connection_->stream; }
 
 bool Communicator::wait_until_connected(Clock::time_point until) {
@@ -116,19 +117,14 @@ bool Communicator::issue(std::string what, const Operation& operation) {
   return true;
 }
 
-const Communicator::Operation* Communicator::expected(const std::string& label) const {
-  const auto found = expected_.find(label);
-  return found == expected_.end() ? nullptr : &found->second;
-}
-
-void Communicator::forget_expected_except(const std::string& label) {
-  std::erase_if(expected_, [&](const auto& one) { return one.first != label; });
-}
-
-void Communicator::advance(const std::string& label) {
-  ++progress_.issued;
-  progress_.last = label;
-  expected_.clear();
+bool Communicator::take_part(std::string what, const std::string& label, const Operation& operation) {
+  const c10::Stream current = current_stream(connection_->device);
+  run_after(stream(), current);
+  if (!issue(std::move(what), operation)) return false;
+  run_after(current, stream());
+  progress_ = {progress_.issued + 1, label};
+  expect_nothing();
+  return true;
 }
 
 /// Under the lock.

@@ -6,11 +6,11 @@
 #include <chrono>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "library.h"
@@ -36,6 +36,8 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  /// See new_id.
+  [[nodiscard]] std::string id() const;
   [[nodiscard]] const std::vector<RankId>& members() const { return members_; }
   [[nodiscard]] const c10::Stream& stream() const;
   /// Whether all ranks are connected, or none will be after `abort`, `until` at the latest. Throws TransportError when
@@ -48,7 +50,7 @@ class Communicator {
   [[nodiscard]] bool issue(std::string what, const Operation& operation);
 
   /// How far this rank has come with the operations that all members take part in, each under a label that they agree
-  /// on.
+  /// on. This and what follows is used by one thread at a time.
   struct Progress {
     std::uint64_t issued = 0;
     std::string last;  ///< The label of the last one.
@@ -56,15 +58,19 @@ class Communicator {
     bool operator==(const Progress&) const = default;
   };
   [[nodiscard]] const Progress& progress() const { return progress_; }
+  /// Issues an operation that all members take part in, after what the current stream has done, and before what it does
+  /// next. Returns false as `issue` does.
+  [[nodiscard]] bool take_part(std::string what, const std::string& label, const Operation& operation);
   /// This rank is about to agree with the others on an operation. If it never learns whether they have issued it, it
-  /// can still make up for it by `operation`, which must not change what others may use by then.
-  void expect(const std::string& label, Operation operation) { expected_[label] = std::move(operation); }
-  /// What was expected under this label; null: nothing.
-  [[nodiscard]] const Operation* expected(const std::string& label) const;
-  /// All members have come equally far: forgets what was expected, except under this label.
-  void forget_expected_except(const std::string& label);
-  /// The operation of this label was issued.
-  void advance(const std::string& label);
+  /// can still make up for it by `operation`, which must not change what others may use by then. Forgotten when the
+  /// next one is expected or issued.
+  void expect(const std::string& label, Operation operation) { expected_.emplace(label, std::move(operation)); }
+  void expect_nothing() { expected_.reset(); }
+  [[nodiscard]] bool expects_any() const { return expected_.has_value(); }
+  /// What is expected under this label; null: nothing.
+  [[nodiscard]] const Operation* expected(const std::string& label) const {
+    return expected_ && expected_->first == label ? &expected_->second : nullptr;
+  }
 
   /// An operation that has been waiting for another rank, or moving data, for longer than `limit`. What this rank has
   /// issued before it, such as its compute, does not count.
@@ -90,8 +96,8 @@ class Communicator {
 
   std::vector<RankId> members_;
   std::shared_ptr<Connection> connection_;
-  Progress progress_;  // this and the next: used by the one group that has the communicator
-  std::map<std::string, Operation> expected_;
+  Progress progress_;
+  std::optional<std::pair<std::string, Operation>> expected_;
   std::mutex issuing_;
   std::mutex mutex_;  // guards what follows
   std::deque<Issued> in_flight_;

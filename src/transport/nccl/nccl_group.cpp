@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <functional>
 #include <sstream>
 
 #include "stagecraft/core/error.h"
@@ -51,17 +50,6 @@ bool can_be_written(const at::Tensor& tensor) {
   return !tensor._is_zerotensor() && at::has_internal_overlap(tensor) != at::MemOverlap::Yes;
 }
 
-std::string to_text(const Communicator::Progress& progress) {
-  return std::to_string(progress.issued) + " " + progress.last;
-}
-
-Communicator::Progress progress_from(const std::string& text) {
-  std::istringstream in(text);
-  Communicator::Progress progress;
-  in >> progress.issued >> progress.last;
-  return progress;
-}
-
 }  // namespace
 
 bool NcclGroup::suits(const at::Tensor& tensor, Reduction reduction) const {
@@ -92,7 +80,7 @@ std::vector<std::string> NcclGroup::announce(Call& call, const std::vector<at::T
         run(nccl, comm, stream, elsewhere);
       });
     }
-    const std::string progress = communicator_ ? to_text(communicator_->progress()) : std::string();
+    const std::string progress = communicator_ ? std::to_string(communicator_->progress().issued) : std::string();
     std::vector<std::string> all = MessageGroup::all_gather(progress + "|" + own);
     std::vector<std::string> rows;
     for (std::string& one : all) {
@@ -108,61 +96,36 @@ std::vector<std::string> NcclGroup::announce(Call& call, const std::vector<at::T
       }
       one.resize(one.find('|'));
     }
-    if (std::find(all.begin(), all.end(), std::string()) != all.end()) {
-      connect();
-    } else if (!catch_up(all)) {
-      communicator_->forget_expected_except(call.label);
+    if (std::find(all.begin(), all.end(), std::string()) == all.end()) {
+      check_progress(all);
       return rows;
     }
+    connect();
   }
 }
 
-bool NcclGroup::catch_up(const std::vector<std::string>& progress_of_all) {
-  std::vector<Communicator::Progress> all;
-  for (const std::string& text : progress_of_all) all.push_back(progress_from(text));
-  const auto by_issued = [](const auto& a, const auto& b) { return a.issued < b.issued; };
-  const auto [least, most] = std::minmax_element(all.begin(), all.end(), by_issued);
-  if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to()) == all.end()) return false;
-  const auto& own = communicator_->progress();
-  const Communicator::Operation* missing = own.issued < most->issued ? communicator_->expected(most->last) : nullptr;
-  if (most->issued - least->issued != 1 || (own.issued < most->issued && missing == nullptr)) {
-    const auto whose = [&](auto one) {
-      return std::to_string(members()[static_cast<std::size_t>(one - all.begin())].value);
-    };
-    throw TransportError(
-        "rank " + whose(least) + " has taken part in " + std::to_string(least->issued) + " collectives of " + name() +
-            " by NCCL, rank " + whose(most) + " in " + std::to_string(most->issued) +
-            ", and what is missing cannot be made up for: end the program, and start it again from its "
-            "last checkpoint",
-        members()[static_cast<std::size_t>(least - all.begin())]);
+void NcclGroup::check_progress(const std::vector<std::string>& progress_of_all) const {
+  for (std::size_t i = 1; i < progress_of_all.size(); ++i) {
+    if (progress_of_all[i] == progress_of_all[0]) continue;
+    throw TransportError("rank " + std::to_string(members()[0].value) + " has taken part in " + progress_of_all[0] +
+                             " collectives of " + name() + " by NCCL, rank " + std::to_string(members()[i].value) +
+                             " in " + progress_of_all[i] +
+                             ", and what is missing cannot be made up for: end the program, and start it again from "
+                             "its last checkpoint",
+                         members()[i]);
   }
-  if (missing != nullptr) {
-    const at::NoGradGuard no_graph;
-    issue("a collective of " + name() + " that this rank had left out", most->last, *missing);
-  }
-  return true;
 }
 
 void NcclGroup::issue(const Call& call) {
   const std::string what = what_.empty() ? std::string(call.name) + " of " + name() : std::string(what_);
-  issue(what, call.label,
-        [&](const Library& nccl, Comm comm, Stream stream) { call.run(nccl, comm, stream, call.to); });
-}
-
-void NcclGroup::issue(const std::string& what, const std::string& label, const Communicator::Operation& operation) {
-  Communicator& ranks = *communicator_;
   const RankId other = members()[place() == 0 ? 1 : 0];
-  if (!ranks.wait_until_connected(Clock::now() + watch_->limit())) {
+  if (!communicator_->wait_until_connected(Clock::now() + watch_->limit())) {
     throw TimeoutError("the ranks of " + name() + " have not all connected by NCCL in time", other);
   }
-  const c10::Stream current = current_stream(watch_->device());
-  run_after(ranks.stream(), current);
-  if (!ranks.issue(what, operation)) {
-    barrier();  // says who is lost
-    throw TransportError("the connection by NCCL has ended during " + what, other);
-  }
-  ranks.advance(label);
-  run_after(current, ranks.stream());
+  const auto operation = [&](const Library& nccl, Comm comm, Stream stream) { call.run(nccl, comm, stream, call.to); };
+  if (communicator_->take_part(what, call.label, operation)) return;
+  barrier();  // says who is lost
+  throw TransportError("the connection by NCCL has ended during " + what, other);
 }
 
 void NcclGroup::broadcast_into(const at::Tensor& tensor, int from) {
@@ -226,7 +189,7 @@ at::Tensor NcclGroup::all_gather(const at::Tensor& own) {
             }};
   const std::vector<std::string> rows = announce(call, {own}, /*any_rows=*/true);
   if (std::any_of(rows.begin(), rows.end(), [&](const std::string& one) { return one != rows[0]; })) {
-    communicator_->forget_expected_except({});
+    communicator_->expect_nothing();
     call = {};
     result.reset();
     return MessageGroup::all_gather(own);

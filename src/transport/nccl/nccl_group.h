@@ -13,8 +13,7 @@ namespace stagecraft::nccl {
 ///
 /// Before each of them the members tell each other what they are about to give. So tensors that are not alike are
 /// found, and when one member fails before, nothing is left waiting on a device. Only a failure in this very moment can
-/// end it for one member and not for another. So they also say how many they have issued: before the next collective,
-/// who has left one out makes up for it.
+/// end it for one member and not for another: see `recover`.
 class NcclGroup : public MessageGroup {
  public:
   NcclGroup(Transport& transport, std::shared_ptr<Watch> watch, std::vector<RankId> members, std::int32_t id,
@@ -49,11 +48,10 @@ class NcclGroup : public MessageGroup {
   std::vector<std::string> announce(Call& call, const std::vector<at::Tensor>& tensors, bool any_rows);
   /// Makes this member part of the communicator, if it is not yet. All members call it.
   void connect();
-  /// If some member has left out the last collective of others, issues it there. Returns whether that was so.
-  bool catch_up(const std::vector<std::string>& progress_of_all);
+  /// Throws TransportError if members have issued different collectives.
+  void check_progress(const std::vector<std::string>& progress_of_all) const;
   /// Issues the call after what the current stream has done, and before what it does next.
   void issue(const Call& call);
-  void issue(const std::string& what, const std::string& label, const Communicator::Operation& operation);
 
   std::shared_ptr<Watch> watch_;
   std::string communicator_id_;  // member 0 has it before the communicator, so that it tells it again after a failure

@@ -41,6 +41,7 @@ class Watch {
   /// the others.
   std::string id_for(const std::vector<RankId>& members);
   void give_back(const std::string& id);
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> all();
   /// The communicators that this rank is a member of.
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> with(RankId rank);
   /// Whether all operations have ended by then.
@@ -54,7 +55,6 @@ class Watch {
     std::shared_ptr<Communicator> communicator;
     bool is_free = false;
   };
-  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> all();
   void run(const Report& report);
 
   c10::Device device_;

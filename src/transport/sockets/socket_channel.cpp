@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "nccl/nccl_group.h"
+#include "nccl/recovery.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 
@@ -171,6 +172,10 @@ std::unique_ptr<Group> SocketChannel::make_group(Transport& transport, const std
                                                  std::int32_t id, Timeout timeout, const std::string& name) {
   if (!nccl_ || members.size() < 2) return nullptr;
   return std::make_unique<nccl::NcclGroup>(transport, nccl_, members, id, timeout, name);
+}
+
+void SocketChannel::recover(Transport& transport, Timeout timeout) {
+  if (nccl_) nccl::recover(transport, *nccl_, timeout);
 }
 
 }  // namespace stagecraft::sockets

@@ -52,6 +52,7 @@ class SocketChannel : public Channel {
   void wake() override { mailbox_->wake(); }
   std::unique_ptr<Group> make_group(Transport& transport, const std::vector<RankId>& members, std::int32_t id,
                                     Timeout timeout, const std::string& name) override;
+  void recover(Transport& transport, Timeout timeout) override;
 
  private:
   /// What the threads of the lines report to, with or without the channel.

@@ -16,10 +16,12 @@
 
 #include "beside_thread.h"
 #include "nccl/nccl_group.h"
+#include "nccl/recovery.h"
 #include "sockets/socket_channel.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/local.h"
 #include "stagecraft/transport/streams.h"
+#include "support/message_of.h"
 #include "support/patience.h"
 
 namespace {
@@ -129,10 +131,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Throws in place of the message that arrives as the n-th from now on.
+/// Throws in place of the message that arrives as the n-th from now on. Recovers as the channel does that has NCCL.
 class FailingChannel : public Channel {
  public:
-  explicit FailingChannel(std::unique_ptr<Channel> below) : below_(std::move(below)) {}
+  FailingChannel(std::unique_ptr<Channel> below, Watch& watch) : below_(std::move(below)), watch_(watch) {}
   void fail_at(int message) { left_ = message; }
 
   [[nodiscard]] RankId rank() const override { return below_->rank(); }
@@ -156,16 +158,18 @@ class FailingChannel : public Channel {
     below_->wait_for_news(seen, since, until);
   }
   void wake() override { below_->wake(); }
+  void recover(Transport& transport, Timeout timeout) override { nccl::recover(transport, watch_, timeout); }
 
  private:
   std::unique_ptr<Channel> below_;
+  Watch& watch_;
   int left_ = 0;
 };
 
 /// One of two ranks, with a group of both.
 struct Rank {
   Rank(LocalFabric& fabric, int number) {
-    auto failing = std::make_unique<FailingChannel>(fabric.channel(RankId(number)));
+    auto failing = std::make_unique<FailingChannel>(fabric.channel(RankId(number)), *watch);
     channel = failing.get();
     transport = std::make_unique<Transport>(std::move(failing));
     make_group();
@@ -190,9 +194,9 @@ struct Rank {
     }
   }
 
+  std::shared_ptr<Watch> watch = std::make_shared<Watch>(c10::Device(c10::kCPU), kPatience);
   FailingChannel* channel;
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<Watch> watch = std::make_shared<Watch>(c10::Device(c10::kCPU), kPatience);
   std::unique_ptr<NcclGroup> group;
 };
 
@@ -232,16 +236,69 @@ TEST(NcclGroup, IssuesTheSameOnAllRanksAfterAFailureOnOne) {
   EXPECT_THAT(all, ElementsAre(expected, expected));
 }
 
-TEST(NcclGroup, MakesUpForOneCollectiveAfterSeveralFailures) {
+/// The devices of the others wait for it, and the program may wait for its device before it calls the group again.
+TEST(NcclGroup, MakesUpForACollectiveAsSoonAsTheStepHasFailed) {
   const auto all = run([](Rank& rank) {
     rank.step(sum_of(1));
     rank.step(sum_of(2), /*failing_message=*/1);
-    rank.step(sum_of(3), /*failing_message=*/1);
-    rank.step(sum_of(4), /*failing_message=*/2);  // made up for, and failed in the next round
-    rank.step(sum_of(5));
   });
-  const auto expected = ElementsAre("sum 1", "sum 2", "sum 4", "sum 5");
+  const auto expected = ElementsAre("sum 1", "sum 2");
   EXPECT_THAT(all, ElementsAre(expected, expected));
+}
+
+TEST(NcclGroup, MakesUpForCollectivesAfterSeveralFailures) {
+  const auto all = run([](Rank& rank) {
+    rank.step(sum_of(1));
+    rank.step(sum_of(2), /*failing_message=*/1);
+    rank.step([](Group&) { throw std::runtime_error("the message was lost"); }, /*failing_message=*/9);
+    rank.step(sum_of(3), /*failing_message=*/1);
+    rank.step(sum_of(4));
+  });
+  const auto expected = ElementsAre("sum 1", "sum 2", "sum 3", "sum 4");
+  EXPECT_THAT(all, ElementsAre(expected, expected));
+}
+
+TEST(NcclGroup, MakesUpForCollectivesOfTwoGroups) {
+  const auto all = run([](Rank& rank) {
+    rank.step(sum_of(1));
+    const std::unique_ptr<NcclGroup> first = std::move(rank.group);
+    rank.make_group();
+    rank.step(sum_of(2));
+    // Two threads of a rank: one collective of each group is under way when the step fails.
+    rank.step(
+        [&](Group& second) {
+          try {
+            second.all_reduce(torch::ones({3}));
+          } catch (const std::runtime_error&) {
+            rank.channel->fail_at(1);
+          }
+          first->all_reduce(torch::ones({4}));
+          if (rank.transport->rank() == RankId(1)) ADD_FAILURE() << "it has not failed";
+        },
+        /*failing_message=*/1);
+    rank.step([&](Group& second) {
+      second.all_reduce(torch::ones({5}));
+      first->all_reduce(torch::ones({6}));
+    });
+  });
+  using testing::UnorderedElementsAre;
+  const auto of_first = ElementsAre("sum 1", "sum 4", "sum 6");
+  const auto of_second = ElementsAre("sum 2", "sum 3", "sum 5");
+  EXPECT_THAT(all, UnorderedElementsAre(of_first, of_first, of_second, of_second));
+}
+
+/// Between two steps nothing is made up for: wrong sums are refused.
+TEST(NcclGroup, RefusesToGoOnWhereMembersHaveIssuedDifferentCollectives) {
+  run([](Rank& rank) {
+    rank.step(sum_of(1));
+    if (rank.transport->rank() == RankId(1)) rank.channel->fail_at(1);
+    const auto sum = [&](std::int64_t size) { rank.group->all_reduce(torch::ones({size})); };
+    EXPECT_THAT(message_of([&] { sum(2); }),
+                HasSubstr(rank.transport->rank() == RankId(1) ? "the message was lost" : "nothing was thrown"));
+    EXPECT_THAT(message_of([&] { sum(3); }),
+                HasSubstr("rank 0 has taken part in 2 collectives of the group by NCCL, rank 1 in 1, and what is "
+                          "missing cannot be made up for"));
+  });
 }
 
 TEST(NcclGroup, ConnectsAfterAFailureInItsFirstCollective) {
