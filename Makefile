@@ -167,9 +167,9 @@ define configure_gpu
 endef
 
 # Ranks as processes share one GPU, which needs NCCL 2.30 or later: NCCL=path/to/libnccl.so.2 takes the place of LibTorch's own. As many
-# tests run side by side as GPU_JOBS says; those that measure time run alone.
+# tests run side by side as have GPU_JOBS processes at most (see tests/gpu_tests.cmake); those that measure time run alone.
 NCCL ?=
-GPU_JOBS ?= 4
+GPU_JOBS ?= 12
 
 test-gpu:  ## On a GPU: steps as graphs, equivalence to one device, transports (threads, MPI, NCCL), accidents, training; NCCL=path/to/libnccl.so.2
 	$(configure_gpu)

@@ -4,6 +4,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -12,7 +13,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <string>
 
+#include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 #include "warnings.h"
 
@@ -89,8 +92,15 @@ class RankScope::Implementation {
   c10::WarningUtils::WarningHandlerGuard warnings_{&brief_warnings()};
 };
 
-RankScope::RankScope(c10::Device device, int threads)
-    : implementation_(std::make_unique<Implementation>(device, threads)) {}
+RankScope::RankScope(c10::Device device, int threads) try
+    : implementation_(std::make_unique<Implementation>(device, threads)) {
+} catch (const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  if (text.find("out of memory") == std::string::npos) throw;
+  throw Error("a rank cannot begin on " + device.str() + " (" + text.substr(0, text.find('\n')) +
+              "): other programs hold its memory, or too many processes share it: start fewer, or set "
+              "CUDA_DEVICE_MAX_CONNECTIONS=8, because the GPU has so many queues for each of them");
+}
 RankScope::~RankScope() = default;
 c10::Device RankScope::device() const { return implementation_->device(); }
 
