@@ -16,10 +16,8 @@
 
 #include "beside_thread.h"
 #include "nccl/nccl_group.h"
-#include "nccl/recovery.h"
 #include "sockets/socket_channel.h"
 #include "stagecraft/core/error.h"
-#include "stagecraft/transport/local.h"
 #include "stagecraft/transport/streams.h"
 #include "support/message_of.h"
 #include "support/patience.h"
@@ -131,10 +129,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Throws in place of the message that arrives as the n-th from now on. Recovers as the channel does that has NCCL.
+/// Throws in place of the message that arrives as the n-th from now on.
 class FailingChannel : public Channel {
  public:
-  FailingChannel(std::unique_ptr<Channel> below, Watch& watch) : below_(std::move(below)), watch_(watch) {}
+  explicit FailingChannel(std::unique_ptr<Channel> below) : below_(std::move(below)) {}
   void fail_at(int message) { left_ = message; }
 
   [[nodiscard]] RankId rank() const override { return below_->rank(); }
@@ -158,26 +156,40 @@ class FailingChannel : public Channel {
     below_->wait_for_news(seen, since, until);
   }
   void wake() override { below_->wake(); }
-  void recover(Transport& transport, Timeout timeout) override { nccl::recover(transport, watch_, timeout); }
+  std::unique_ptr<Group> make_group(Transport& transport, const std::vector<RankId>& members, std::int32_t id,
+                                    Timeout timeout, const std::string& name) override {
+    return below_->make_group(transport, members, id, timeout, name);
+  }
+  void recover(Transport& transport, Timeout timeout) override { below_->recover(transport, timeout); }
 
  private:
   std::unique_ptr<Channel> below_;
-  Watch& watch_;
   int left_ = 0;
 };
 
 /// One of two ranks, with a group of both.
 struct Rank {
-  Rank(LocalFabric& fabric, int number) {
-    auto failing = std::make_unique<FailingChannel>(fabric.channel(RankId(number)), *watch);
+  Rank(int socket, int number) {
+    std::vector<sockets::Socket> all(2);
+    all[static_cast<std::size_t>(1 - number)] = sockets::Socket(socket);
+    auto below = std::make_unique<sockets::SocketChannel>(RankId(number), std::move(all), std::nullopt, watch, nullptr);
+    line = below->lines()[static_cast<std::size_t>(1 - number)];
+    sockets::SocketChannel& whole = *below;
+    auto failing = std::make_unique<FailingChannel>(std::move(below));
     channel = failing.get();
     transport = std::make_unique<Transport>(std::move(failing));
+    whole.start({});
     make_group();
   }
-  void make_group() {
-    group = std::make_unique<NcclGroup>(*transport, watch, std::vector{RankId(0), RankId(1)}, transport->new_group_id(),
-                                        kPatience, "the group");
+  ~Rank() {
+    group.reset();
+    transport.reset();
+    EXPECT_TRUE(line->wait_until_over(Clock::now() + kPatience));
   }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  void make_group() { group = transport->make_group({RankId(0), RankId(1)}, kPatience, "the group"); }
   /// One step. On rank 1, fails at this message (0: at none).
   void step(const std::function<void(Group&)>& work, int failing_message = 0) {
     if (transport->rank() == RankId(1)) channel->fail_at(failing_message);
@@ -195,19 +207,21 @@ struct Rank {
   }
 
   std::shared_ptr<Watch> watch = std::make_shared<Watch>(c10::Device(c10::kCPU), kPatience);
+  std::shared_ptr<sockets::Line> line;
   FailingChannel* channel;
   std::unique_ptr<Transport> transport;
-  std::unique_ptr<NcclGroup> group;
+  std::unique_ptr<Group> group;
 };
 
 /// Runs it on two ranks. Returns what each issued.
 std::vector<Log> run(const std::function<void(Rank&)>& program) {
   logs.clear();
-  LocalFabric fabric(2);
+  std::array<int, 2> ends{};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
-      Rank rank(fabric, r);
+      Rank rank(ends[static_cast<std::size_t>(r)], r);
       program(rank);
     });
   }
@@ -261,7 +275,7 @@ TEST(NcclGroup, MakesUpForCollectivesAfterSeveralFailures) {
 TEST(NcclGroup, MakesUpForCollectivesOfTwoGroups) {
   const auto all = run([](Rank& rank) {
     rank.step(sum_of(1));
-    const std::unique_ptr<NcclGroup> first = std::move(rank.group);
+    const std::unique_ptr<Group> first = std::move(rank.group);
     rank.make_group();
     rank.step(sum_of(2));
     // Two threads of a rank: one collective of each group is under way when the step fails.
