@@ -36,9 +36,9 @@ struct Notice {
 /// Moves messages and notices between one rank and the others.
 ///
 /// Messages: `send`, `post` and `take` are called by several threads of the rank. Those with one tag, from one rank to
-/// another, are taken in the order in which they were sent. On a device with streams, completion
-/// is stream-ordered: `send` takes tensors that the current stream has still to write, `take` returns tensors that the
-/// current stream may read; the host waits for neither.
+/// another, are taken in the order in which they were sent. On a device with streams, completion is stream-ordered:
+/// `send` takes tensors that the current stream has still to write, `take` returns tensors that the current stream may
+/// read; the host waits for neither.
 ///
 /// Notices are few and small. They arrive even while the receiving rank computes, and never before a message that the
 /// same rank sent earlier.

@@ -26,8 +26,9 @@ Standing standing_from(const std::string& text) {
   std::istringstream in(text);
   for (std::string id(sizeof(Id), '\0'); in.read(id.data(), sizeof(Id));) {
     Communicator::Progress& progress = all[id];
-    in >> progress.issued >> progress.last;
-    in.ignore();  // the end of the line
+    in >> progress.issued;
+    in.ignore();
+    std::getline(in, progress.last);  // empty where nothing was issued
   }
   return all;
 }
@@ -64,7 +65,7 @@ Standing compared(Transport& transport, const Standing& own, Timeout timeout) {
   return ahead_of(own, all);
 }
 
-void make_up_for(Communicator& communicator, const Communicator::Progress& others) {
+void make_up_for(Communicator& communicator, const Communicator::Progress& others, Clock::time_point until) {
   const Communicator::Operation* missing = communicator.expected(others.last);
   std::string members;
   for (const RankId member : communicator.members())
@@ -78,9 +79,10 @@ void make_up_for(Communicator& communicator, const Communicator::Progress& other
                          communicator.members().front());
   }
   const at::NoGradGuard no_graph;
-  if (!communicator.take_part("a collective of rank " + members + " that this rank had left out", others.last,
+  if (!communicator.wait_until_connected(until) ||
+      !communicator.take_part("a collective of rank " + members + " that this rank had left out", others.last,
                               *missing)) {
-    throw TransportError("the connection by NCCL of rank " + members + " has ended", communicator.members().front());
+    throw TransportError("there is no connection by NCCL of rank " + members, communicator.members().front());
   }
 }
 
@@ -96,7 +98,7 @@ void recover(Transport& transport, Watch& watch, Timeout timeout) {
   }
   const Standing others = compared(transport, own, timeout);
   try {
-    for (const auto& [id, progress] : others) make_up_for(*communicators.at(id), progress);
+    for (const auto& [id, progress] : others) make_up_for(*communicators.at(id), progress, Clock::now() + timeout);
   } catch (const c10::Error& error) {
     throw TransportError(error.what_without_backtrace(), transport.rank());
   }
