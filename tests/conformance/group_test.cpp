@@ -2,6 +2,8 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <atomic>
+
 #include "conformance/fabrics.h"
 #include "stagecraft/transport/streams.h"
 
@@ -235,6 +237,44 @@ TEST_P(RulesForFour, AGroupWorksAgainAfterAFailureInTheMiddleOfACollective) {
       const at::Tensor again = at::full({100}, transport.rank().value);
       group.all_reduce(again);
       EXPECT_TRUE((again == 6).all().item<bool>());
+      EXPECT_FALSE(transport.settle(kPatience).has_value());
+    }
+  });
+}
+
+/// Whatever the moment, nobody is left waiting for a collective that others do not take part in, on the device either.
+TEST_P(Groups, TheDeviceAnswersAfterAFailureAtAnyMomentOfACollective) {
+  const auto& [fabric, ranks] = GetParam();
+  if (ranks == 1) return;  // nobody waits
+  const auto options = at::TensorOptions(test_device().value_or(at::kCPU));
+  fabric.run(ranks, [&, ranks = ranks](Transport& transport) {
+    std::vector<RankId> all;
+    for (int r = 0; r < ranks; ++r) all.emplace_back(r);
+    const std::unique_ptr<Group> group = transport.make_group(all, kPatience);
+    for (int round = 0; round < 24; ++round) {
+      const RankId failing(round % ranks);
+      std::thread saboteur;
+      std::atomic<bool> has_failed = false;  // this rank
+      if (transport.rank() == failing) {
+        saboteur = std::thread([&, delay = std::chrono::microseconds(61 * round)] {
+          std::this_thread::sleep_for(delay);
+          transport.abort({failing, "on purpose"});
+          has_failed = true;
+        });
+      }
+      const at::Tensor tensor = at::ones({1000}, options);
+      const std::string said = message_of([&] {
+        while (!has_failed) group->all_reduce(tensor, Reduction::kMean);
+      });
+      if (transport.rank() != failing) {
+        EXPECT_THAT(said, HasSubstr("on purpose"));
+      }
+      if (saboteur.joinable()) saboteur.join();
+      EXPECT_TRUE(transport.settle(kPatience).has_value());
+      EXPECT_EQ(at::ones({3}, options).sum().item<int>(), 3);
+      const at::Tensor rank = at::full({100}, static_cast<double>(transport.rank().value), options);
+      group->all_reduce(rank);
+      EXPECT_TRUE((rank == ranks * (ranks - 1) / 2).all().item<bool>());
       EXPECT_FALSE(transport.settle(kPatience).has_value());
     }
   });
