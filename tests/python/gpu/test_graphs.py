@@ -2,6 +2,7 @@
 `make test-python` on a CPU that stands in for a GPU (STAGECRAFT_TEST_DEVICE=cpu)."""
 
 import contextlib
+import copy
 import os
 import types
 import unittest
@@ -165,22 +166,28 @@ def loss_of(output, target):
     return nn.functional.mse_loss(output, target)
 
 
-def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: None, ranks=1, block=Block, loss=loss_of,
+def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: None, ranks=1, replicas=1, block=Block, loss=loss_of,
           around=contextlib.nullcontext, told=lambda module: [], evaluates=lambda step: False, rows=lambda step: 8, **options):
     """All that a run leaves behind, and what was captured."""
     torch.manual_seed(3)
-    modules = [block(dropout).to(DEVICE) for _ in range(4)]
+    whole = [block(dropout).to(DEVICE) for _ in range(4)]
+    all_modules = [whole, *(copy.deepcopy(whole) for _ in range(1, replicas))]
+    for replica, own_modules in enumerate(all_modules):
+        for module in own_modules:
+            module.replica = replica
     batches = [tuple(torch.randn(rows(step), 5, WIDTH, device=DEVICE) for _ in range(2)) for step in range(steps)]
     torch.manual_seed(11)
     traces, captured = {}, []
 
     def rank(world):
+        modules = all_modules[world.replica]
         own = [s for s in range(4) if s % ranks == world.rank]
         pipeline = Pipeline([Stage(modules[s], s) for s in own], world=world, microbatches=4, loss=loss, seed=seed, graph=graph, **options)
         optimizer = torch.optim.AdamW([p for s in own for p in modules[s].parameters()], lr=1e-2)
         trace = []
-        for step, (x, y) in enumerate(batches):
-            before(step, modules)
+        for step, batch in enumerate(batches):
+            x, y = (tensor.chunk(replicas)[world.replica] for tensor in batch)
+            before(step, [modules[s] for s in own])
             if evaluates(step):
                 pipeline.eval(torch.ones(8, 5, WIDTH, device=DEVICE), target=torch.ones(8, 5, WIDTH, device=DEVICE))
             optimizer.zero_grad()
@@ -191,13 +198,13 @@ def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: N
             trace += [tensor.clone() for s in own for tensor in told(modules[s])]
             optimizer.step()
         trace += [tensor.detach().clone() for s in own for tensor in (*modules[s].parameters(), *modules[s].buffers())]
-        traces[world.rank] = trace + [x for x, _ in batches]
+        traces[world.rank, world.replica] = trace + [x for x, _ in batches]
         captured.append(pipeline.captured)
 
     synchronize()  # ranks have streams of their own
-    run_ranks(rank, ranks=ranks, device=DEVICE)
+    run_ranks(rank, ranks=ranks, replicas=replicas, device=DEVICE)
     synchronize()
-    return [tensor for number in range(ranks) for tensor in traces[number]], captured[0]
+    return [tensor for place in sorted(traces) for tensor in traces[place]], captured[0]
 
 
 class Graphs(unittest.TestCase):
@@ -305,6 +312,21 @@ class Graphs(unittest.TestCase):
                         self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, expected)))
                         self.assertLess(captured.replayed, 7)
                         self.assertIn("replaced by another between steps", captured.reason)
+
+    def test_tensors_that_the_caller_replaces_on_one_replica(self):
+        """There the step is captured anew, while the other replica goes on to replay."""
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                swapped = []
+
+                def before(step, modules):
+                    for module in modules if step in (5, 13) else ():
+                        if module.replica == 1:
+                            module.mask = torch.full((WIDTH,), 1 + 0.1 * step, device=DEVICE)
+                            swapped.append(step)
+
+                self.same(19, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, replicas=2, block=Masked, before=before, steps=20)
+                self.assertEqual(sorted(swapped), [5] * 8 + [13] * 8)  # eagerly, and as graphs
 
     @on_gpu
     def test_numbers_drawn_on_the_cpu(self):
