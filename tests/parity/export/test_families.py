@@ -18,7 +18,7 @@ ALL = "STAGECRAFT_TEST_ALL" in os.environ
 BIN = os.environ["STAGECRAFT_BIN"]
 MPIEXEC = os.environ.get("STAGECRAFT_MPIEXEC")  # where the build has MPI
 STEPS, BATCH, RATE = 5, 8, 1e-2
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 2e-3}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 2e-3}
 LAYOUTS = {"whole": (1, "1F1B"), "two stages": (2, "1F1B"), "four stages, zero bubble": (4, "ZB-H1"), "four stages, V": (2, "ZBVZeroBubble")}
 LOW = ("decoder", "vision_transformer")  # also in bfloat16 and float16
 
@@ -32,7 +32,7 @@ class Case:
 
     def __init__(self, name, dtype, folder):
         self.family, self.dtype, self.folder = FAMILIES[name], dtype, folder
-        self.is_low = dtype in (torch.bfloat16, torch.float16)  # in which AdamW divides by zero
+        self.by_sgd = dtype != torch.float64  # AdamW divides gradients by their size: of one that is nearly zero, it makes a step out of rounding
         torch.manual_seed(1)
         self.model = self.family.make().to(dtype).train()
         self.inputs = {key: cast(value, dtype) for key, value in self.family.inputs().items()}
@@ -57,7 +57,7 @@ class Case:
 
     def train_in_python(self):
         self.module = torch.export.load(self.folder / "model.pt2").module()
-        kind = torch.optim.SGD if self.is_low else torch.optim.AdamW
+        kind = torch.optim.SGD if self.by_sgd else torch.optim.AdamW
         optimizer = kind(self.module.parameters(), lr=RATE)
         losses = []
         for step in range(STEPS):
@@ -72,7 +72,7 @@ class Case:
     def train(self, ranks, schedule, microbatches, by_mpi):
         command = [BIN, "train", "model.pt2", "--data", "data.safetensors", "--in-order", "--steps", STEPS, "--batch", BATCH, "--lr", RATE,
                    "--schedule", schedule, "--microbatches", microbatches, "--losses", "losses.csv", "--save-program", "trained.pt2",
-                   *self.family.options, *(["--optimizer", "sgd"] if self.is_low else [])]
+                   *self.family.options, *(["--optimizer", "sgd"] if self.by_sgd else [])]
         environment = dict(os.environ)
         if by_mpi:
             command = [MPIEXEC, "-n", ranks, *command]
