@@ -191,10 +191,12 @@ struct Rank {
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  void make_group() { group = transport->make_group({RankId(0), RankId(1)}, kPatience, "the group"); }
-  /// One step. On rank 1, fails at this message (0: at none).
+  void make_group(const std::vector<RankId>& members = {RankId(0), RankId(1)}) {
+    group = transport->make_group(members, kPatience, "the group");
+  }
+  /// One step. On the last member of the group, fails at this message (0: at none).
   void step(const std::function<void(Group&)>& work, int failing_message = 0) {
-    if (transport->rank() == RankId(1)) channel->fail_at(failing_message);
+    if (group->place() == 1) channel->fail_at(failing_message);
     try {
       work(*group);
     } catch (const std::exception& error) {
@@ -255,6 +257,17 @@ TEST(NcclGroup, IssuesTheSameOnAllRanksAfterAFailureOnOne) {
 /// The devices of the others wait for it, and the program may wait for its device before it calls the group again.
 TEST(NcclGroup, MakesUpForACollectiveAsSoonAsTheStepHasFailed) {
   const auto all = run([](Rank& rank) {
+    rank.step(sum_of(1));
+    rank.step(sum_of(2), /*failing_message=*/1);
+  });
+  const auto expected = ElementsAre("sum 1", "sum 2");
+  EXPECT_THAT(all, ElementsAre(expected, expected));
+}
+
+/// Which tells all ranks how far they have come.
+TEST(NcclGroup, MakesUpForWhatRankZeroHasLeftOut) {
+  const auto all = run([](Rank& rank) {
+    rank.make_group({RankId(1), RankId(0)});
     rank.step(sum_of(1));
     rank.step(sum_of(2), /*failing_message=*/1);
   });
