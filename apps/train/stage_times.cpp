@@ -4,10 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/measurement.h"
 #include "stagecraft/model/load_operators.h"
 #include "stagecraft/model/pipe.h"
 #include "stagecraft/runtime/launch.h"
@@ -118,16 +118,11 @@ Recording recorded(World& world, const Pipe& pipe, const std::string& schedule) 
   StepOptions given;
   given.target = 0.0;  // the loss does not look at it
   given.keywords = inputs.keywords;
-  using Clock = std::chrono::steady_clock;
   pipeline.record_timeline(true);
   pipeline.step(inputs.arguments, given);
-  const Clock::time_point begin = Clock::now();
-  pipeline.step(inputs.arguments, given);
-  const double once = std::chrono::duration<double>(Clock::now() - begin).count();
-  constexpr double kSeconds = 1.5;
-  const auto steps = static_cast<int>(std::clamp(kSeconds / std::max(once, 1e-9), 3.0, 40.0));
   Recording recording{schedule, {}};
-  for (int step = 0; step < steps; ++step) {
+  // For a second, also where a step takes microseconds: what disturbs the machine for a moment is then not the median.
+  for (const double begin = seconds_now(); recording.steps.size() < 3 || seconds_now() < begin + 1;) {
     pipeline.step(inputs.arguments, given);
     recording.steps.push_back(pipeline.collect_timelines(RankId(0)));
   }

@@ -1,14 +1,19 @@
 """stagecraft split --measure: stages timed on this machine."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import unittest
 
 import exported
 import torch
 from command_case import BIN, UNUSABLE, CommandCase
 from torch import nn
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+from undisturbed import undisturbed  # noqa: E402
 
 TIMES = ("forward", "backward", "backward_input", "backward_weight")
 
@@ -31,6 +36,9 @@ class Measure(exported.ExportCase, CommandCase):
         return self.saved("uneven.pt2", lambda: exported.export(Uneven(), (torch.randn(64, 16),), None, {"x": {0: batch}}))
 
     def test_times_of_each_stage(self):
+        undisturbed(self.times_of_each_stage, self.id())
+
+    def times_of_each_stage(self):
         costs = self.folder / "costs.json"
         report = json.loads(self.output("split", self.uneven(), "--at", "wide", "--at", "large", "--measure", "--costs", costs,
                                         "--format", "json"))  # fmt: skip
