@@ -75,8 +75,8 @@ def loss_of(output, target):
     return nn.functional.cross_entropy(output.flatten(0, 1).float(), target.flatten())
 
 
-def measured(make_step, layers, width, microbatches, rows, length, kind):
-    """Milliseconds and gigabytes of make_step(modules, microbatches)(tokens, target)."""
+def prepared(make_step, layers, width, microbatches, rows, length, kind):
+    """A training step: make_step(modules, microbatches)(tokens, target)."""
     torch.manual_seed(1)
     device = torch.device("cuda", 0)
     with device:  # a CPU takes long to draw the numbers
@@ -92,7 +92,24 @@ def measured(make_step, layers, width, microbatches, rows, length, kind):
             module.zero_grad()
         run(tokens, target)
 
-    return best_of(step), torch.cuda.max_memory_reserved() / 1e9
+    return step
+
+
+def measured(make_step, *setting):
+    """Milliseconds and gigabytes of a step."""
+    return best_of(prepared(make_step, *setting)), torch.cuda.max_memory_reserved() / 1e9
+
+
+def kernels_of(make_step, *setting):
+    """Milliseconds that the kernels of a step take, without the gaps between them. What is measured later in this process may be slower: the profiler stays."""
+    step = prepared(make_step, *setting)
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in seen.key_averages()) / 1000
 
 
 def by_package(name, schedule):
