@@ -6,16 +6,16 @@
 #include <random>
 #include <thread>
 
-#include "stagecraft/transport/channel.h"
+#include "support/forwarding_channel.h"
 
 namespace stagecraft::conformance {
 
 /// A channel for tests that delivers messages to the channel below late and, as far as tags allow, in another order. A
 /// notice never overtakes earlier messages to the same rank.
-class DelayingChannel : public Channel {
+class DelayingChannel : public ForwardingChannel {
  public:
   DelayingChannel(std::unique_ptr<Channel> below, unsigned seed)
-      : below_(std::move(below)), random_(seed), carrier_([this] { carry(); }) {}
+      : ForwardingChannel(std::move(below)), random_(seed), carrier_([this] { carry(); }) {}
   ~DelayingChannel() override {
     {
       const std::lock_guard lock(mutex_);
@@ -27,24 +27,11 @@ class DelayingChannel : public Channel {
   DelayingChannel(const DelayingChannel&) = delete;
   DelayingChannel& operator=(const DelayingChannel&) = delete;
 
-  [[nodiscard]] RankId rank() const override { return below_->rank(); }
-  [[nodiscard]] int ranks() const override { return below_->ranks(); }
   [[nodiscard]] CommModel model() const override { return CommModel::kTagged; }
-
   void send(RankId to, const Tag& tag, Message message, std::uint64_t step) override {
     put({to, tag, std::move(message), step, std::nullopt, {}});
   }
-  void post(RankId from, const Tag& tag) override { below_->post(from, tag); }
-  std::optional<Message> take(RankId from, const Tag& tag) override { return below_->take(from, tag); }
-  bool is_coming(RankId from, const Tag& tag) override { return below_->is_coming(from, tag); }
-  void end_step(std::uint64_t next, bool failed) override { below_->end_step(next, failed); }
-  void listen(Listener listener) override { below_->listen(std::move(listener)); }
   void tell(RankId to, const Notice& notice) override { put({to, {}, {}, 0, notice, {}}); }
-  std::uint64_t news() override { return below_->news(); }
-  void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override {
-    below_->wait_for_news(seen, since, until);
-  }
-  void wake() override { below_->wake(); }
 
  private:
   struct Item {
@@ -90,16 +77,15 @@ class DelayingChannel : public Channel {
       items_.pop_front();
       lock.unlock();
       if (item.notice) {
-        below_->tell(item.to, *item.notice);
+        ForwardingChannel::tell(item.to, *item.notice);
       } else {
-        below_->send(item.to, item.tag, std::move(item.message), item.step);
+        ForwardingChannel::send(item.to, item.tag, std::move(item.message), item.step);
       }
       item = Item();
       lock.lock();
     }
   }
 
-  std::unique_ptr<Channel> below_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::mt19937 random_;

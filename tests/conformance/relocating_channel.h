@@ -1,42 +1,25 @@
 #pragma once
 
-#include "stagecraft/transport/channel.h"
+#include "support/forwarding_channel.h"
 
 namespace stagecraft::conformance {
 
 /// Moves the tensors of every message to a device before they are sent, and back to the host when they have come: tests
 /// of the host's tensors look at the device's way too.
-class RelocatingChannel : public Channel {
+class RelocatingChannel : public ForwardingChannel {
  public:
-  RelocatingChannel(std::unique_ptr<Channel> inner, at::Device device) : inner_(std::move(inner)), device_(device) {}
+  RelocatingChannel(std::unique_ptr<Channel> below, at::Device device)
+      : ForwardingChannel(std::move(below)), device_(device) {}
 
-  [[nodiscard]] RankId rank() const override { return inner_->rank(); }
-  [[nodiscard]] int ranks() const override { return inner_->ranks(); }
-  [[nodiscard]] CommModel model() const override { return inner_->model(); }
   void send(RankId to, const Tag& tag, Message message, std::uint64_t step) override {
     move(message, device_);
-    inner_->send(to, tag, std::move(message), step);
+    ForwardingChannel::send(to, tag, std::move(message), step);
   }
-  void post(RankId from, const Tag& tag) override { inner_->post(from, tag); }
   std::optional<Message> take(RankId from, const Tag& tag) override {
-    std::optional<Message> message = inner_->take(from, tag);
+    std::optional<Message> message = ForwardingChannel::take(from, tag);
     if (message) move(*message, at::kCPU);
     return message;
   }
-  bool is_coming(RankId from, const Tag& tag) override { return inner_->is_coming(from, tag); }
-  void end_step(std::uint64_t next, bool failed) override { inner_->end_step(next, failed); }
-  void listen(Listener listener) override { inner_->listen(std::move(listener)); }
-  void tell(RankId to, const Notice& notice) override { inner_->tell(to, notice); }
-  std::uint64_t news() override { return inner_->news(); }
-  void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override {
-    inner_->wait_for_news(seen, since, until);
-  }
-  void wake() override { inner_->wake(); }
-  std::unique_ptr<Group> make_group(Transport& transport, const std::vector<RankId>& members, std::int32_t id,
-                                    Timeout timeout, const std::string& name) override {
-    return inner_->make_group(transport, members, id, timeout, name);
-  }
-  void recover(Transport& transport, Timeout timeout) override { inner_->recover(transport, timeout); }
 
  private:
   static void move(Message& message, at::Device device) {
@@ -47,7 +30,6 @@ class RelocatingChannel : public Channel {
     }
   }
 
-  std::unique_ptr<Channel> inner_;
   at::Device device_;
 };
 

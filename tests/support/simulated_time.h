@@ -11,6 +11,7 @@
 
 #include "stagecraft/runtime/world.h"
 #include "stagecraft/transport/local.h"
+#include "support/forwarding_channel.h"
 
 /// Ranks as threads with simulated clocks, so that measured times do not depend on the machine. A message takes no
 /// time, and is never received before it was sent.
@@ -42,14 +43,11 @@ class SimulatedClocks {
   std::map<std::tuple<int, int, Tag>, std::vector<double>> sent_;  // by sender, receiver and tag; oldest first
 };
 
-class SimulatedTimeChannel : public Channel {
+class SimulatedTimeChannel : public ForwardingChannel {
  public:
   SimulatedTimeChannel(std::unique_ptr<Channel> below, SimulatedClocks& clocks)
-      : below_(std::move(below)), clocks_(clocks) {}
+      : ForwardingChannel(std::move(below)), clocks_(clocks) {}
 
-  [[nodiscard]] RankId rank() const override { return below_->rank(); }
-  [[nodiscard]] int ranks() const override { return below_->ranks(); }
-  [[nodiscard]] CommModel model() const override { return below_->model(); }
   [[nodiscard]] double now() const override { return clocks_.now(rank()); }
 
   void send(RankId to, const Tag& tag, Message message, std::uint64_t step) override {
@@ -57,11 +55,10 @@ class SimulatedTimeChannel : public Channel {
       const std::lock_guard lock(clocks_.mutex_);
       clocks_.sent_[{rank().value, to.value, tag}].push_back(clocks_.now_[rank().index()]);
     }
-    below_->send(to, tag, std::move(message), step);
+    ForwardingChannel::send(to, tag, std::move(message), step);
   }
-  void post(RankId from, const Tag& tag) override { below_->post(from, tag); }
   std::optional<Message> take(RankId from, const Tag& tag) override {
-    std::optional<Message> message = below_->take(from, tag);
+    std::optional<Message> message = ForwardingChannel::take(from, tag);
     if (!message) return message;
     const std::lock_guard lock(clocks_.mutex_);
     std::vector<double>& sent = clocks_.sent_.at({from.value, rank().value, tag});
@@ -69,13 +66,11 @@ class SimulatedTimeChannel : public Channel {
     sent.erase(sent.begin());
     return message;
   }
-  bool is_coming(RankId from, const Tag& tag) override { return below_->is_coming(from, tag); }
   void end_step(std::uint64_t next, bool failed) override {
-    below_->end_step(next, failed);
+    ForwardingChannel::end_step(next, failed);
     const std::lock_guard lock(clocks_.mutex_);
     clocks_.wait_until(rank(), clocks_.verdict_);
   }
-  void listen(Listener listener) override { below_->listen(std::move(listener)); }
   void tell(RankId to, const Notice& notice) override {
     {
       const std::lock_guard lock(clocks_.mutex_);
@@ -87,16 +82,10 @@ class SimulatedTimeChannel : public Channel {
         clocks_.verdict_ = now;
       }
     }
-    below_->tell(to, notice);
+    ForwardingChannel::tell(to, notice);
   }
-  std::uint64_t news() override { return below_->news(); }
-  void wait_for_news(std::uint64_t seen, Clock::time_point since, Clock::time_point until) override {
-    below_->wait_for_news(seen, since, until);
-  }
-  void wake() override { below_->wake(); }
 
  private:
-  std::unique_ptr<Channel> below_;
   SimulatedClocks& clocks_;
 };
 
