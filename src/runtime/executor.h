@@ -168,6 +168,7 @@ class Executor {
   void weight_part(const Instruction& instruction);
   /// While it lives, a backward of the stage may not draw random numbers, if the stage wants that.
   [[nodiscard]] std::optional<NoRandom> no_random_in_backward(std::uint32_t stage) const;
+  [[nodiscard]] bool changes_later(std::uint32_t stage, const at::Tensor& tensor) const;
   Message message_of(const Instruction& instruction);
   void part_from_inputs(MicrobatchId microbatch, std::vector<at::Tensor>& tensors) const;
   void send(const Instruction& instruction);

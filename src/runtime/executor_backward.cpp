@@ -22,6 +22,20 @@ void Executor::await_gradient(const Instruction& instruction) {
   in.has_gradient = true;
 }
 
+namespace {
+
+/// Autograd may leave the gradients of an input and of a parameter in the same memory (x.view(...) + p.view(...)), to
+/// which the next microbatch adds: what goes to another stage gets memory of its own. Split backwards hold for W what
+/// becomes a parameter's gradient there.
+void part_from_others(std::vector<at::Tensor>& gradients, std::size_t first) {
+  for (std::size_t i = first; i < gradients.size(); ++i) {
+    at::Tensor& one = gradients[i];
+    if (one.defined() && one.has_storage() && one.storage().use_count() > 1) one = one.clone();
+  }
+}
+
+}  // namespace
+
 /// `gradients` are those of the leaves, in their order.
 void Executor::pass_gradients_back(std::uint32_t stage, Flight& in, std::vector<at::Tensor>& gradients) {
   const Place& place = places_[stage];
@@ -120,12 +134,16 @@ void Executor::end_backward(const Instruction& instruction, std::vector<at::Tens
   relayed_.clear();
   if (options.deferred_weights) in.weights = options.deferred_weights();
   hold(in);
+  const std::size_t given = outputs_.given_gradients.size();
   pass_gradients_back(instruction.stage, in, gradients);
+  gradients.clear();
   in.incoming.clear();
   in.gradients_in.clear();
   in.has_gradient = false;
   in.seeds.clear();
   in.given.clear();
+  part_from_others(in.gradients_out, 0);
+  part_from_others(outputs_.given_gradients, given);
   if (!whole && at_once && !in.weights) in.weights = [] {};  // there is nothing left for the weight part
   if (whole && in.weights) std::exchange(in.weights, nullptr)();
   if (instruction.next != Instruction::kNobody) {

@@ -126,6 +126,19 @@ RandomScope Executor::random_numbers(std::uint32_t stage, MicrobatchId microbatc
   return RandomScope(options_.seed, places_[stage].stage, microbatch + inputs_->first_microbatch, inputs_->number);
 }
 
+/// Whether it is, or shares memory with, what may change before the next stage has read it: a buffer, which the next
+/// microbatch may update, or a parameter, which the caller may after an evaluation. In training the backward comes
+/// first.
+bool Executor::changes_later(std::uint32_t stage, const at::Tensor& tensor) const {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  const auto is_any_of = [&](const auto& own) {
+    return std::any_of(own.begin(), own.end(), [&](const auto& named) {
+      return named.second.defined() && named.second.has_storage() && tensor.is_alias_of(named.second);
+    });
+  };
+  return is_any_of(stages_[stage].buffers()) || (!inputs_->training() && is_any_of(stages_[stage].parameters()));
+}
+
 /// Puts what crosses the next boundary into the flight, and the outputs that gradients will come back for into
 /// `roots_`.
 void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
@@ -136,7 +149,7 @@ void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
   if (place.is_last) return;
   const auto leaf = [&](const at::Tensor& tensor) {
     if (training) roots_.push_back(tensor);
-    return as_leaf(tensor, training);
+    return as_leaf(changes_later(stage, tensor) ? tensor.detach().clone() : tensor, training);
   };
   const std::size_t outputs = output.is_list() ? output.list().size() : 1;
   const auto& items = wiring_.after(place.stage);

@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "stagecraft/core/error.h"
-#include "stagecraft/transport/streams.h"
 
 namespace stagecraft {
 namespace {
@@ -134,19 +133,8 @@ at::Tensor LossPolicy::seed_for(const at::Tensor& loss, MicrobatchId microbatch)
         .to(loss.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
         .view(loss.sizes());
   }
-  const double weight = weights_[microbatch.index()] * replica_weight_ * scale_;
-  // The halves of an overlap have streams of their own, and neither waits for what the other computes.
-  const std::optional<c10::Stream> stream =
-      has_streams(loss.device()) ? std::optional(current_stream(loss.device())) : std::nullopt;
-  const bool same = seed_.defined() && seed_weight_ == weight && seed_.sizes() == loss.sizes() &&
-                    seed_.scalar_type() == loss.scalar_type() && seed_.device() == loss.device() &&
-                    seed_stream_ == stream;
-  if (!same) {
-    seed_ = at::full_like(loss.detach(), weight);
-    seed_weight_ = weight;
-    seed_stream_ = stream;
-  }
-  return seed_;
+  // Each has memory of its own: that of a parameter which is added to the loss may become its gradient.
+  return at::full_like(loss.detach(), weights_[microbatch.index()] * replica_weight_ * scale_);
 }
 
 /// A microbatch of weight 0 gives zero gradients, as ignored rows do on one device. Its loss function is not called: it

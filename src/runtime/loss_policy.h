@@ -76,9 +76,6 @@ class LossPolicy {
   std::vector<at::Tensor> losses_;  // by microbatch; undefined where there is none yet
   at::Tensor seeds_on_device_;      // defined while a step is captured
   // The last seed made, reused because seeds are often the same.
-  at::Tensor seed_;
-  double seed_weight_ = 0;
-  std::optional<c10::Stream> seed_stream_;  // that has computed it; none on a CPU
 };
 
 }  // namespace stagecraft
