@@ -1,6 +1,6 @@
 # Tests on a GPU. `make test-gpu` builds the target gpu_tests, and runs what has the label gpu: without a GPU it fails.
-set(files gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/graph_memory_test.cpp gpu/recorded_graph_test.cpp gpu/resumed_graph_test.cpp gpu/overlap_test.cpp gpu/lanes_test.cpp
-  gpu/messages_test.cpp)
+set(files gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/graph_memory_test.cpp gpu/graph_state_test.cpp gpu/recorded_graph_test.cpp gpu/resumed_graph_test.cpp gpu/overlap_test.cpp gpu/lanes_test.cpp
+  gpu/messages_test.cpp gpu/random_test.cpp)
 if(NOT STAGECRAFT_HAS_CUDA)
   list(TRANSFORM files PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(APPEND registered ${files})

@@ -8,7 +8,7 @@ target_include_directories(stand_in PRIVATE ${PROJECT_SOURCE_DIR})
 stagecraft_precompile(stand_in torch_library)
 stagecraft_unity(stand_in)
 
-stagecraft_torch_test(graphs_test 1 gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/graph_memory_test.cpp gpu/lanes_test.cpp gpu/resumed_graph_test.cpp
+stagecraft_torch_test(graphs_test 1 gpu/graph_test.cpp gpu/graph_crossings_test.cpp gpu/graph_memory_test.cpp gpu/graph_state_test.cpp gpu/lanes_test.cpp gpu/resumed_graph_test.cpp
                       gpu/recorded_graph_test.cpp gpu/overlap_test.cpp)
 target_link_libraries(graphs_test PRIVATE stand_in)
 target_include_directories(graphs_test PRIVATE ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/gpu)

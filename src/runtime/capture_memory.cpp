@@ -106,8 +106,11 @@ std::unique_ptr<at::ObserverContext> CaptureMemory::begin(const at::RecordFuncti
   if (own == nullptr) return nullptr;
   if (is_operator(operation)) ++own->depth_;
   if (!own->is_captured_()) return nullptr;
+  const std::optional<c10::FunctionSchema> schema = operation.operator_schema();
+  std::size_t index = 0;
   for (const c10::IValue& input : operation.inputs()) {
-    for_each_tensor(input, [&](const at::Tensor& tensor) { own->take(tensor); });
+    const bool changes = changes_argument(schema, index++);
+    for_each_tensor(input, [&](const at::Tensor& tensor) { own->take(tensor, changes); });
   }
   return nullptr;
 }
@@ -122,7 +125,7 @@ void CaptureMemory::end(const at::RecordFunction& operation, at::ObserverContext
   }
 }
 
-void CaptureMemory::take(const at::Tensor& tensor) {
+void CaptureMemory::take(const at::Tensor& tensor, bool changes) {
   const c10::StorageImpl* memory = memory_of(tensor);
   if (memory == nullptr || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;  // that is in the code
   if (is_on_host(tensor) && depth_ == 1 && !made_on_host_.contains(memory)) {
@@ -133,7 +136,14 @@ void CaptureMemory::take(const at::Tensor& tensor) {
   if (tensor.device().type() != device_ || made_.contains(memory) || is_kept_(memory)) return;
   GivenMemory& given = given_.try_emplace(memory, GivenMemory{hold(tensor.storage()), depth_ > 1}).first->second;
   given.is_number = given.is_number || tensor.dim() == 0;
-  if (depth_ > 1 || !tensor.is_leaf() || !tensor.requires_grad()) return;
+  given.is_changed = given.is_changed || changes;
+  if (depth_ > 1 || !tensor.is_leaf()) return;
+  if (!tensor.requires_grad()) {
+    const auto is_known = [&](const FrozenTensor& one) { return one.is(tensor); };
+    const bool can_be_trained = tensor.is_floating_point() || tensor.is_complex();
+    if (can_be_trained && std::none_of(frozen_.begin(), frozen_.end(), is_known)) frozen_.emplace_back(tensor);
+    return;
+  }
   const auto is_it = [&](const auto& leaf) { return leaf.first.is_same(tensor); };
   if (std::none_of(leaves_.begin(), leaves_.end(), is_it)) leaves_.emplace_back(tensor, tensor.grad());
 }
@@ -154,9 +164,13 @@ void CaptureMemory::make(const at::Tensor& tensor) {
 
 std::vector<GivenMemory> CaptureMemory::take_given() {
   std::vector<GivenMemory> all;
-  for (auto& [memory, given] : given_) all.push_back(std::move(given));
+  for (auto& [memory, given] : given_) {
+    given.begin = memory->data();
+    all.push_back(std::move(given));
+  }
   given_.clear();
   for (auto& [memory, given] : given_on_host_) {
+    given.begin = memory->data();
     given.is_inner = given.is_ours_alone();  // made and dropped in the code, where nothing tells
     all.push_back(std::move(given));
   }

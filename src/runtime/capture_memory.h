@@ -31,11 +31,31 @@ struct GivenMemory {
   HeldMemory storage;
   bool is_inner = false;     ///< It was first seen within an operation.
   bool is_number = false;    ///< A tensor without dimensions.
+  bool is_changed = false;   ///< The graph writes it too.
   bool is_replaced = false;  ///< By the module itself: a mask for another shape. This step would make the same again.
+  const void* begin = nullptr;
 
   [[nodiscard]] bool is_ours_alone() const { return holders_of(*storage) == 1; }
   /// Whether it was of somebody who does not have it any more.
   [[nodiscard]] bool was_let_go() const { return !is_inner && is_ours_alone(); }
+  /// Whether its owner has given it another size, and so other memory.
+  [[nodiscard]] bool has_moved() const { return storage->data() != begin; }
+};
+
+/// A tensor that was not trained when a step was captured: the graph has no gradient of it.
+class FrozenTensor {
+ public:
+  explicit FrozenTensor(const at::Tensor& tensor) : tensor_(tensor.getIntrusivePtr()) {}
+  [[nodiscard]] bool is_trained() const {
+    const auto tensor = tensor_.lock();
+    return tensor && tensor->requires_grad();
+  }
+  [[nodiscard]] bool is(const at::Tensor& tensor) const {
+    return tensor_._unsafe_get_target() == tensor.unsafeGetTensorImpl();
+  }
+
+ private:
+  c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl> tensor_;
 };
 
 /// A tensor without dimensions on the CPU: kernels get its value when they are captured.
@@ -73,6 +93,8 @@ class CaptureMemory {
   /// Memory that was there before: the graph reads it in every replay, so it must stay. Some of it is the host's, from
   /// which a graph may copy. Once, at the end.
   [[nodiscard]] std::vector<GivenMemory> take_given();
+  /// Tensors among them that are not trained, and could be. Once, at the end.
+  [[nodiscard]] std::vector<FrozenTensor> take_frozen() { return std::exchange(frozen_, {}); }
   /// Numbers on the CPU that were there before, and that somebody still has, or may have replaced. Once, at the end.
   [[nodiscard]] std::vector<HostNumber> take_numbers();
   /// Memory that operations have made, and that still has an owner.
@@ -87,7 +109,7 @@ class CaptureMemory {
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& operation);
   static void end(const at::RecordFunction& operation, at::ObserverContext* context);
   [[nodiscard]] bool is_on_host(const at::Tensor& tensor) const { return tensor.is_cpu() && device_ != at::kCPU; }
-  void take(const at::Tensor& tensor);
+  void take(const at::Tensor& tensor, bool changes);
   void make(const at::Tensor& tensor);
 
   c10::DeviceType device_;
@@ -97,6 +119,7 @@ class CaptureMemory {
   at::CallbackHandle handle_;
   int depth_ = 0;  // of operations that run
   std::unordered_map<const c10::StorageImpl*, GivenMemory> given_;
+  std::vector<FrozenTensor> frozen_;
   std::vector<HostNumber> numbers_;
   std::unordered_map<const c10::StorageImpl*, WeakMemory> made_;  // which keeps their addresses their own
   std::unordered_map<const c10::StorageImpl*, GivenMemory> given_on_host_;

@@ -149,6 +149,8 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
   begin_backward(backward);
   arriving_.insert(arriving_.end(), relayed_.begin(), relayed_.end());
   if (fork) fork->enter(ahead.lane == kSecond);
+  if (fork) fork->order(/*second_is_later=*/ahead.lane == kSecond);  // the stage may read the gradients there
+  bool was_called = false;
   const auto around = [&](const std::function<void()>& run) {
     const std::function<void()> run_aside = [&] {
       std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;  // that is for forwards
@@ -156,6 +158,7 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
       std::optional<GlobalRandom> not_the_forwards;
       if (!is_capturing_) not_the_forwards.emplace();
       const auto no_random = no_random_in_backward(backward.stage);
+      was_called = true;
       if (fork) fork->enter(back.lane == kSecond);
       run();
       if (fork) fork->enter(ahead.lane == kSecond);
@@ -170,6 +173,7 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
   current_ = &backward;
   world_.activity().set(backward.action);
   if (fork) fork->enter(back.lane == kSecond);
+  if (fork && !was_called) fork->order(/*second_is_later=*/back.lane == kSecond);  // the stage has made them there
   const double second = start();
   end_backward(backward, gradients, /*at_once=*/true);
   parameters_.collect_gradients(backward.stage);

@@ -33,6 +33,10 @@ class Fork {
 
   /// Makes one of the streams current.
   void enter(bool second) const { set_current_stream(second ? second_ : own_); }
+  /// What is issued to one of them from now on comes after what the other has been given so far.
+  void order(bool second_is_later) const {
+    run_after(second_is_later ? second_ : own_, second_is_later ? own_ : second_);
+  }
   void join() {
     is_joined_ = true;
     set_current_stream(own_);

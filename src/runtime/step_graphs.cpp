@@ -19,6 +19,8 @@ constexpr std::size_t kMostKinds = 256;  // of steps, captured or not
 constexpr int kRetakes = 3;
 constexpr int kReplaysPerRetake = 4;  // for which one more is allowed
 constexpr int kFailures = 2;
+constexpr std::uint64_t kMoves = 3;  // of parameters and buffers, likewise
+constexpr std::uint64_t kReplaysPerMove = 4;
 
 }  // namespace
 
@@ -95,6 +97,7 @@ void StepGraphs::drop_if_moved() {
     }
   }
   if (addresses == addresses_) return;
+  if (!addresses_.empty()) ++moves_;
   addresses_ = std::move(addresses);
   forget();
 }
@@ -132,6 +135,7 @@ void StepGraphs::begin_step() {
   is_learning_ = false;
   has_given_up_ = false;
   drop_if_moved();
+  regain_gradients();
   note_replaced(/*by_modules=*/false);
 }
 
@@ -141,7 +145,8 @@ void StepGraphs::note_replaced(bool by_modules) {
     if (!kind.captured) continue;
     for (GivenMemory& one : kind.captured->given) {
       if (one.is_replaced || !one.was_let_go()) continue;
-      (by_modules ? one.is_replaced : kind.captured->reads_replaced) = true;
+      // What a module makes again is the same, unless steps change it.
+      (by_modules && !one.is_changed ? one.is_replaced : kind.captured->reads_replaced) = true;
     }
     for (const KeptSince& one : kind.captured->kept) {
       if (one.has_replaced && one.has_replaced() && !by_modules) kind.captured->reads_replaced = true;
@@ -176,15 +181,25 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
     current_ = &kinds_.emplace_back();
     current_->key = signature.key();
   }
+  if (moves_ > kMoves + report_.replayed / kReplaysPerMove) {
+    const char* why = "parameters or buffers have another address every few steps: change them in place, with copy_()";
+    say(why);
+    return {Outlook::Kind::kNotNow, why};
+  }
+  if (current_->captured && !current_->reason.empty()) drop(*current_);
+  if (current_->captured) {
+    if (const char* why = current_->captured->why_outdated()) {
+      const bool is_missing = current_->captured->lacks_what_it_read();
+      retake(*current_, why);
+      // A module that makes anew what somebody has taken away does that in this step, and not in the next ones.
+      if (is_missing && current_->reason.empty()) current_->is_learned = false;
+    }
+  }
   if (!current_->is_learned) {
     is_learning_ = true;
     current_->arriving.clear();
     current_->obstacle.clear();
     return {Outlook::Kind::kNotNow, "the first step of its kind is not captured"};
-  }
-  if (current_->captured && !current_->reason.empty()) drop(*current_);
-  if (current_->captured) {
-    if (const char* why = current_->captured->why_outdated()) retake(*current_, why);
   }
   if (current_->captured && overwrites_after_all(*current_->captured)) {
     retake(*current_,
@@ -223,7 +238,8 @@ void StepGraphs::give_up(const std::string& why) {
   if (!current_->reason.empty()) return refuse(current_->reason);
   has_given_up_ = true;
   if (current_->captured) drop(*current_);
-  if (++current_->failures == kFailures) {
+  // What a module carries may be missing in a later step, which could then be captured.
+  if (++current_->failures >= kFailures || current_->carries) {
     current_->reason = why;
     current_->has_failed = true;
   }

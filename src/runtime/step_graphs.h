@@ -134,11 +134,16 @@ class StepGraphs {
  private:
   /// A gradient that a graph writes. Graphs that continue each other's gradients share it.
   struct Gradient {
+    explicit Gradient(at::Tensor made) : tensor(std::move(made)), as_made(tensor.detach()) {}
+
     at::Tensor tensor;
-    std::size_t storage_uses = 0;  // how many tensors share its memory, as captured
+    at::Tensor as_made;            // the memory that graphs write, whatever the caller makes of the tensor
+    std::size_t storage_uses = 0;  // how many tensors share that memory, as captured
 
     /// Whether only graphs have it.
     [[nodiscard]] bool is_ours() const;
+    /// Where the caller has given the tensor other memory (`p.grad.data = ...`), it is the caller's from now on.
+    void regain();
   };
   using GradientPtr = std::shared_ptr<Gradient>;
   using Memories = std::unordered_set<const c10::StorageImpl*>;
@@ -156,6 +161,7 @@ class StepGraphs {
     std::vector<Value> outputs;
     std::vector<std::size_t> changed_inputs;  // in place, by a stage
     std::vector<GivenMemory> given;           // memory of others that graphs read
+    std::vector<FrozenTensor> frozen;
     std::vector<HostNumber> numbers;
     bool is_settled = false;    // it has been replayed
     bool is_abandoned = false;  // the first replay has failed
@@ -168,6 +174,8 @@ class StepGraphs {
 
     /// Why an eager step would do something else than what was captured; null if it would not.
     [[nodiscard]] const char* why_outdated() const;
+    /// Whether somebody has replaced what was read, by something else or by nothing.
+    [[nodiscard]] bool lacks_what_it_read() const;
   };
 
   /// Steps of one signature.
@@ -176,9 +184,10 @@ class StepGraphs {
     bool is_learned = false;
     std::vector<CapturedMessage> arriving;  // as learned
     std::string obstacle;                   // in a message that was learned
+    bool carries = false;                   // a module carries a tensor from step to step, and replaces it
     std::optional<Captured> captured;
-    int failures = 0;
-    int retaken = 0;  // how often it was dropped to be captured anew
+    int failures = 0;  // to capture it
+    int retaken = 0;   // how often it was dropped to be captured anew
     int replayed = 0;
     std::string reason;       // why it stays eager; empty if it does not
     bool has_failed = false;  // the reason concerns all ranks
@@ -187,13 +196,14 @@ class StepGraphs {
   [[nodiscard]] Kind* find(const std::vector<std::uint64_t>& key);
   [[nodiscard]] int graphs() const;
   void drop_if_moved();
+  void regain_gradients();
   void forget_oldest();
   void note_replaced(bool by_modules);
   void leave_uncomputed(std::vector<Remembered> before_capture, const std::vector<WeakMemory>& made);
   void settle(Captured& captured);
   static bool put_again(const Captured& captured);
   [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
-  std::string share_memory(Captured& made, CaptureMemory& memory, const Memories& remembered);
+  std::string share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered);
   [[nodiscard]] std::vector<const void*> addresses_read(const Captured& made) const;
   /// What a capture needs, before it begins.
   [[nodiscard]] Captured with_memory(const StepSignature& signature);
@@ -232,6 +242,7 @@ class StepGraphs {
   bool has_given_up_ = false;  // on the current one, in this step, and may try again
   std::vector<std::string> said_;
   CapturedSteps report_;
+  std::uint64_t moves_ = 0;  // how often parameters or buffers had another address
 };
 
 }  // namespace stagecraft

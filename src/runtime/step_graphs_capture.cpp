@@ -33,19 +33,13 @@ at::Tensor like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
 }
 
-std::vector<const void*> addresses_of(const std::vector<WeakMemory>& memory) {
-  std::vector<const void*> all;
-  for (const WeakMemory& weak : memory) {
-    if (const auto one = weak.lock()) all.push_back(one->data());
-  }
-  return all;
-}
-
 void add_memory_of(const std::vector<at::Tensor>& tensors, std::unordered_set<const c10::StorageImpl*>& all) {
   for (const at::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.has_storage()) all.insert(tensor.storage().unsafeGetStorageImpl());
   }
 }
+
+bool is_lost_number(const GivenMemory& one) { return one.is_number && one.was_let_go(); }
 
 /// A copy that the caller may keep.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& losses) {
@@ -105,12 +99,23 @@ void StepGraphs::abandon() {
   leave_uncomputed(std::exchange(captured.before_capture, {}), captured.made);
 }
 
+bool StepGraphs::Captured::lacks_what_it_read() const {
+  const auto was_let_go = [](const HostNumber& one) { return one.was_let_go(); };
+  return reads_replaced || std::any_of(numbers.begin(), numbers.end(), was_let_go) ||
+         std::any_of(given.begin(), given.end(), is_lost_number);
+}
+
 const char* StepGraphs::Captured::why_outdated() const {
   if (std::any_of(numbers.begin(), numbers.end(), [](const HostNumber& one) { return one.has_changed(); }) ||
-      std::any_of(given.begin(), given.end(),
-                  [](const GivenMemory& one) { return one.is_number && one.was_let_go(); })) {
+      std::any_of(given.begin(), given.end(), is_lost_number)) {
     return "it reads a number from a tensor that is on the CPU and changes, or that is replaced by another: keep it in "
            "one tensor on the device, and change that in place";
+  }
+  if (std::any_of(given.begin(), given.end(), [](const GivenMemory& one) { return one.has_moved(); })) {
+    return "it reads a tensor that has become larger or smaller: keep its size";
+  }
+  if (std::any_of(frozen.begin(), frozen.end(), [](const FrozenTensor& one) { return one.is_trained(); })) {
+    return "it reads a tensor that is trained now and was not before";
   }
   if (is_abandoned) return "its first replay has failed";
   if (reads_replaced) {
@@ -131,7 +136,7 @@ const std::vector<WeakMemory>& StepGraphs::uncomputed() {
 
 /// Finds out what graphs share with modules. `remembered`: what modules kept before the capture. Returns why they
 /// cannot be replayed; empty if they can.
-std::string StepGraphs::share_memory(Captured& made, CaptureMemory& memory, const Memories& remembered) {
+std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered) {
   Memories results;
   for (const GradientPtr& after : made.after) {
     if (after) add_memory_of({after->tensor}, results);
@@ -143,6 +148,7 @@ std::string StepGraphs::share_memory(Captured& made, CaptureMemory& memory, cons
   const auto memory_of = [](const GivenMemory& one) { return one.storage->unsafeGetStorageImpl(); };
   made.numbers = memory.take_numbers();
   made.given = memory.take_given();
+  made.frozen = memory.take_frozen();
   std::erase_if(made.given, [&](const GivenMemory& one) { return results.contains(memory_of(one)); });
   made.made = memory.made();
   std::erase_if(made.made, [&](const WeakMemory& one) { return results.contains(one._unsafe_get_target()); });
@@ -153,7 +159,6 @@ std::string StepGraphs::share_memory(Captured& made, CaptureMemory& memory, cons
     }
   }
   const std::vector<const void*> read = addresses_read(made);
-  const std::vector<const void*> written = addresses_of(made.made);
   Memories kept_now;
   for (const Stage& stage : stages_) {
     if (stage.options().remember) add_memory_of(stage.options().remember().tensors, kept_now);
@@ -162,13 +167,14 @@ std::string StepGraphs::share_memory(Captured& made, CaptureMemory& memory, cons
     return remembered.contains(memory_of(one)) ? !kept_now.contains(memory_of(one)) : one.was_let_go();
   };
   // What was read has gone, and something new has stayed: the next step would go on from that.
-  bool carries = !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go);
+  kind.carries = !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go);
   for (const Remembered& one : made.before_capture) {
     if (!one.compare) continue;
-    made.kept.push_back(one.compare(read, written));
-    carries = carries || made.kept.back().carries;
+    made.kept.push_back(one.compare(read));
+    kind.carries = kind.carries || made.kept.back().carries;
   }
-  if (carries) return "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
+  if (kind.carries)
+    return "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
   for (GivenMemory& one : made.given) one.is_number = one.is_number && !was_let_go(one);
   return {};
 }
@@ -198,7 +204,7 @@ StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
     GradientPtr& before = made.before.emplace_back();
     if (!gradient.defined()) continue;
     before = known(gradient);
-    if (!before) before = std::make_shared<Gradient>(Gradient{like(gradient), 0});
+    if (!before) before = std::make_shared<Gradient>(like(gradient));
   }
   return made;
 }
@@ -253,7 +259,7 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
       after = made.before[i];
       if (!gradient.is_same(after->tensor) && why.empty()) why = "a gradient was replaced during the step";
     } else if (gradient.defined()) {
-      after = std::make_shared<Gradient>(Gradient{gradient, 0});
+      after = std::make_shared<Gradient>(gradient);
       if (gradient.layout() != at::kStrided && why.empty()) why = "a gradient is sparse";
     }
     gradient = originals[i];
@@ -270,7 +276,7 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   for (std::size_t i = 0; i < versions.size(); ++i) {
     if (made.inputs[i]._version() != versions[i]) made.changed_inputs.push_back(i);
   }
-  if (why.empty()) why = why_not(interruption, [&] { return share_memory(made, memory, remembered); });
+  if (why.empty()) why = why_not(interruption, [&] { return share_memory(kind, made, memory, remembered); });
   if (!why.empty()) {
     std::vector<Remembered> before_capture = std::move(made.before_capture);
     made = Captured();

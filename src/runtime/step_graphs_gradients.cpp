@@ -20,6 +20,24 @@ bool StepGraphs::Gradient::is_ours() const {
   return holders_of(tensor) == 1 && holders_of(tensor.storage()) == storage_uses;
 }
 
+void StepGraphs::Gradient::regain() {
+  const bool is_as_made = tensor.has_storage() && tensor.is_alias_of(as_made) && tensor.sizes() == as_made.sizes() &&
+                          tensor.strides() == as_made.strides() && tensor.storage_offset() == as_made.storage_offset();
+  if (!is_as_made) tensor = as_made.detach();
+}
+
+void StepGraphs::regain_gradients() {
+  for (Kind& kind : kinds_) {
+    if (!kind.captured) continue;
+    for (auto* gradients : {&kind.captured->before, &kind.captured->after}) {
+      for (const GradientPtr& one : *gradients) {
+        if (one) one->regain();
+      }
+    }
+  }
+  for (const auto& [gradient, number] : kept_) gradient->regain();
+}
+
 bool StepGraphs::is_gradient(const c10::StorageImpl* memory) {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     const at::Tensor& gradient = gradient_of(i);

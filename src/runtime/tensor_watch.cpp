@@ -1,7 +1,5 @@
 #include "tensor_watch.h"
 
-#include <ATen/core/function_schema.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -47,13 +45,11 @@ std::unique_ptr<at::ObserverContext> TensorWatch::begin(const at::RecordFunction
   const std::optional<c10::FunctionSchema> schema = operation.operator_schema();
   std::size_t index = 0;
   for (const c10::IValue& input : operation.inputs()) {
-    const bool is_declared = schema && index < schema->arguments().size();
-    const c10::AliasInfo* alias = is_declared ? schema->arguments()[index].alias_info() : nullptr;
+    const bool changes = changes_argument(schema, index++);
     for_each_tensor(input, [&](const at::Tensor& tensor) {
-      active_->use(tensor, alias != nullptr && alias->isWrite(), operation);
+      active_->use(tensor, changes, operation);
       if (tensor.has_storage()) inputs->memories.push_back(storage_of(tensor));
     });
-    ++index;
   }
   return inputs;
 }
@@ -70,8 +66,12 @@ void TensorWatch::use(const at::Tensor& tensor, bool changes, const at::RecordFu
   if (!tensor.has_storage()) return report("is not one piece of memory", operation);
   const c10::StorageImpl* memory = storage_of(tensor);
   if (const auto known = computed_.find(memory); known != computed_.end()) {
-    if (known->second.lane == lane_ || is_gradient_(memory)) return;
-    return report("was computed for one microbatch and is used for another", operation);
+    if (is_gradient_(memory)) {
+      if (known->second.order != order_) report("is a gradient that several stages add to", operation);
+    } else if (known->second.lane != lane_) {
+      report("was computed for one microbatch and is used for another", operation);
+    }
+    return;
   }
   Given& given = given_.try_emplace(memory, Given{tensor.storage().getWeakStorageImpl(), order_}).first->second;
   given.is_shared |= given.order != order_;
@@ -84,7 +84,7 @@ void TensorWatch::compute(const at::Tensor& tensor, const Inputs& inputs) {
   const c10::StorageImpl* memory = storage_of(tensor);
   const bool is_input = std::find(inputs.memories.begin(), inputs.memories.end(), memory) != inputs.memories.end();
   if (is_input || given_.contains(memory)) return;
-  computed_.emplace(memory, Computed{tensor.storage().getWeakStorageImpl(), lane_});
+  computed_.emplace(memory, Computed{tensor.storage().getWeakStorageImpl(), lane_, order_});
 }
 
 void TensorWatch::report(const std::string& what, const at::RecordFunction& operation) {

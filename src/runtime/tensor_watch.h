@@ -19,7 +19,8 @@ namespace stagecraft {
 /// - what existed before, is changed in place, and is used by actions of two orders, such as a counter of two stages
 ///   that is a buffer of neither.
 ///
-/// Gradients of parameters are neither: they are there until the end, and each is added up in one order.
+/// Gradients of parameters are there until the end, so that all lanes may add to them, but only actions of one order: a
+/// loss may reach the parameters of an earlier stage.
 class TensorWatch {
  public:
   /// One at a time in a process, because LibTorch's callbacks carry no state.
@@ -40,6 +41,7 @@ class TensorWatch {
   struct Computed {
     c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // so that its address stays its own
     std::size_t lane;
+    std::size_t order;
   };
   /// Memory that was there before.
   struct Given {

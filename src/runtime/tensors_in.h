@@ -1,7 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+
+#include <optional>
 
 namespace stagecraft {
 
@@ -15,6 +18,13 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   } else if (value.isTuple()) {
     for (const c10::IValue& element : value.toTupleRef().elements()) for_each_tensor(element, visit);
   }
+}
+
+/// Whether an operation of that schema writes to that argument.
+inline bool changes_argument(const std::optional<c10::FunctionSchema>& schema, std::size_t index) {
+  if (!schema || index >= schema->arguments().size()) return false;
+  const c10::AliasInfo* alias = schema->arguments()[index].alias_info();
+  return alias != nullptr && alias->isWrite();
 }
 
 }  // namespace stagecraft

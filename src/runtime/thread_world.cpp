@@ -1,11 +1,13 @@
 // Ranks as threads of this process.
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 #include "safe_operators.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/runtime/rank_scope.h"
+#include "stagecraft/stage/random.h"
 #include "stagecraft/transport/local.h"
 #include "worlds.h"
 
@@ -45,6 +47,8 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
       try {
         const RankScope scope(device_of(options, rank, r),
                               threads_of(options, static_cast<int>(std::thread::hardware_concurrency()) / ranks));
+        std::optional<RandomTurns> turns;
+        if (ranks > 1 && !scope.device().is_cpu()) turns.emplace();
         connect(scope.device());
         World world(transport, scope.device(), options.timeout, options.replicas, activity);
         program(world);

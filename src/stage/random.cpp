@@ -54,6 +54,7 @@ constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 thread_local RandomScope* innermost = nullptr;
 thread_local const char* forbidden = nullptr;   // why nothing may be drawn
 thread_local GraphRandom* capturing = nullptr;  // while a step is captured
+thread_local bool takes_turns = false;
 
 // Stage 3, the layer at position 3 and a layer called "3" have streams of their own.
 constexpr std::uint64_t kStages = 1;
@@ -158,7 +159,12 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     const auto argument = generator_argument(op);
     const bool has_own = argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
     if (forbidden != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
-    check_captured_draw(device_of(op, *stack));
+    const c10::Device device = device_of(op, *stack);
+    check_captured_draw(device);
+    const bool is_alone = has_own || device.is_cpu() || device.is_meta() || capturing != nullptr;
+    if (is_alone) return op.redispatchBoxed(beyond, stack);
+    const std::lock_guard lock(default_generators());  // a stage of another rank may have it
+    const c10::impl::ExcludeDispatchKeyGuard once(kMode);
     return op.redispatchBoxed(beyond, stack);
   }
   const c10::Device device = device_of(op, *stack);
@@ -337,7 +343,7 @@ GlobalRandom::GlobalRandom()
       outer_(std::exchange(innermost, nullptr)),
       forbidden_(std::exchange(forbidden, nullptr)) {
   // What is captured still must not draw on the CPU.
-  c10::impl::tls_set_dispatch_key_included(kMode, capturing != nullptr);
+  c10::impl::tls_set_dispatch_key_included(kMode, capturing != nullptr || takes_turns);
 }
 GlobalRandom::~GlobalRandom() {
   innermost = outer_;
@@ -352,6 +358,16 @@ GraphRandomScope::GraphRandomScope(GraphRandom& random)
 }
 GraphRandomScope::~GraphRandomScope() {
   capturing = before_;
+  c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
+}
+
+RandomTurns::RandomTurns()
+    : took_turns_(std::exchange(takes_turns, true)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+  install_once();
+  c10::impl::tls_set_dispatch_key_included(kMode, true);
+}
+RandomTurns::~RandomTurns() {
+  takes_turns = took_turns_;
   c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
 }
 

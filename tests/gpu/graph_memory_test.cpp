@@ -156,7 +156,7 @@ TEST_F(GraphMemory, NumbersThatAreReplaced) {
     Training run{.model = {.name = "Cooling", .make = [](int, int) { return std::make_shared<Cooling>(); }}};
     run.schedule = "Interleaved1F1B";
     run.ranks = ranks;
-    run.steps = 12;
+    run.steps = 20;
     run.rows = [shapes = shapes](int step) { return step % shapes == 0 ? 24 : 20; };
     run.before = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
       for (const Stage& stage : pipeline.stages()) {
@@ -201,7 +201,7 @@ TEST_F(GraphMemory, TensorsThatTheCallerReplaces) {
       EXPECT_LE(captured.replayed, 3U);
       EXPECT_THAT(captured.reason, testing::HasSubstr("replaced by another between steps"));
     } else {
-      EXPECT_EQ(captured.replayed, 29U) << captured.reason;
+      EXPECT_EQ(captured.replayed, 26U) << captured.reason;  // a step without a graph after each
     }
   }
 }

@@ -224,6 +224,67 @@ TEST_F(Overlaps, BetweenRanksGiveTheBitsOfOneAfterTheOther) {
   for (std::size_t rank = 0; rank < 2; ++rank) expect_same_bits(overlapping[rank], apart[rank]);
 }
 
+/// Scales its input. Can compute its backward without autograd.
+struct Scaling : Piece {
+  Scaling() : factor(register_parameter("factor", at::ones({kDeepWidth}))) {}
+  ValueList run(const ValueList& in) override {
+    inputs[whereabouts().microbatch.value] = in[0].tensor();
+    return {in[0].tensor() * factor};
+  }
+  at::Tensor factor;
+  std::map<std::int64_t, at::Tensor> inputs = {};  // by microbatch
+};
+
+/// Adds to the gradients of the inputs and parameters, on the forward's stream. The last stage has a loss too.
+Value scaled_by_hand(const std::vector<std::shared_ptr<Scaling>>& all, const OverlapCall& both) {
+  Scaling& back = *all[both.backward_stage.index()];
+  if (both.backward_stage.index() + 1 == all.size()) {
+    both.backward();
+  } else {
+    const at::Tensor input = back.inputs.at(both.backward_microbatch.value);
+    const at::NoGradGuard no_graph;
+    const at::Tensor& gradient = both.gradients[0];
+    const auto add = [](const at::Tensor& tensor, const at::Tensor& more) {
+      at::Tensor& sum = tensor.mutable_grad();
+      sum = sum.defined() ? sum.add_(more) : more;
+    };
+    if (input.requires_grad()) add(input, gradient * back.factor);
+    add(back.factor, (gradient * input).sum(0));
+  }
+  return Value(all[both.forward.stage.index()]->run(both.forward.arguments));
+}
+
+TEST_F(Overlaps, WhoseBackwardAStageComputesByHand) {
+  std::vector<std::shared_ptr<Scaling>> all;
+  Training run = deep();
+  run.model.make = [&](int stage, int) {
+    if (stage == 0) all.clear();
+    return all.emplace_back(std::make_shared<Scaling>());
+  };
+  run.schedule = "DualPipeV";
+  run.stages = 4;
+  for (const auto& [ranks, has_masters] : {std::pair(1, false), {2, false}, {1, true}, {2, true}}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks, masters " + std::to_string(has_masters));
+    run.ranks = ranks;
+    run.stages = 2 * ranks;
+    run.options = [has_masters = has_masters](PipelineOptions& options) {
+      if (has_masters) options.precision.compute = at::kBFloat16;
+    };
+    run.stage_options = [](const PiecePtr&) { return StageOptions(); };
+    const std::vector<Trace> expected = train(run, false);
+    run.stage_options = [&](const PiecePtr&) {
+      StageOptions options;
+      options.overlapped = [&](const OverlapCall& both) { return scaled_by_hand(all, both); };
+      return options;
+    };
+    for (const bool graph : {false, true}) {
+      SCOPED_TRACE(graph);
+      const std::vector<Trace> by_hand = train(run, graph);
+      for (std::size_t rank = 0; rank < by_hand.size(); ++rank) expect_same_bits(by_hand[rank], expected[rank]);
+    }
+  }
+}
+
 /// Both halves then make losses, and their gradients. What one makes must not be what the other takes.
 TEST_F(Overlaps, WhoseBackwardsComputeLossesAgain) {
   for (const std::int64_t rows : {4, 1201}) {

@@ -116,6 +116,21 @@ class GlobalRandom {
   const char* forbidden_;
 };
 
+/// While it lives, random operations of this thread that draw from the default generator of a device other than the CPU
+/// wait for those of other threads that draw within a RandomScope: these have the generator's state exchanged
+/// meanwhile. For ranks that are threads.
+class RandomTurns {
+ public:
+  RandomTurns();
+  ~RandomTurns();
+  RandomTurns(const RandomTurns&) = delete;
+  RandomTurns& operator=(const RandomTurns&) = delete;
+
+ private:
+  bool took_turns_;
+  bool was_redirected_;
+};
+
 /// Makes the generators of streams while a step is captured as a graph. Kernels of the graph read the seed when it is
 /// replayed.
 class GraphRandom {

@@ -73,7 +73,7 @@ using StageOverlap = std::function<Value(const OverlapCall&)>;
 
 /// How what a stage keeps has changed in some calls: see Remembered.
 struct KeptSince {
-  /// In the place of something that they have read is now something that they have made: the next call goes on from it.
+  /// In the place of something that they have read is now something else: the next call goes on from that.
   bool carries = false;
   /// Puts there what those calls have put in the place of something else, or added. Empty: nothing.
   std::function<void()> put_again = {};
@@ -86,9 +86,9 @@ struct KeptSince {
 struct Remembered {
   std::function<void()> put_back;   ///< Gives it back to the stage.
   std::vector<at::Tensor> tensors;  ///< All that `put_back` holds.
-  /// Once, after further calls of the stage, which have read and made memory at these addresses. Empty: a stage that
+  /// Once, after further calls of the stage, which have read memory at these addresses. Empty: a stage that
   /// replaces what it keeps is captured anew when somebody else has replaced it since.
-  std::function<KeptSince(const std::vector<const void*>& read, const std::vector<const void*>& made)> compare = {};
+  std::function<KeptSince(const std::vector<const void*>& read)> compare = {};
 };
 
 struct StageOptions {

@@ -84,12 +84,11 @@ std::vector<std::uintptr_t> as_numbers(const std::vector<const void*>& addresses
   return numbers;
 }
 
-KeptSince compared(const KeptInPython& before, const std::vector<const void*>& read,
-                   const std::vector<const void*>& made) {
+KeptSince compared(const KeptInPython& before, const std::vector<const void*>& read) {
   using Answer = std::tuple<py::object, bool, bool, bool>;
   return in_python([&] {
     auto [ticket, carries, puts_again, watches] =
-        py::cast<Answer>(before.call<py::object>("compare", as_numbers(read), as_numbers(made)));
+        py::cast<Answer>(before.call<py::object>("compare", as_numbers(read)));
     const KeptInPython kept{before.memory, Owned(std::move(ticket))};
     KeptSince since{.carries = carries};
     if (puts_again) since.put_again = [kept] { kept.call<void>("put_again"); };
@@ -106,7 +105,7 @@ Remembered remembered_by(const Borrowed& memory) {
   const KeptInPython kept{memory, std::move(ticket)};
   return {.put_back = [kept] { kept.call<void>("give_back"); },
           .tensors = std::move(tensors),
-          .compare = [kept](const auto& read, const auto& made) { return compared(kept, read, made); }};
+          .compare = [kept](const auto& read) { return compared(kept, read); }};
 }
 
 }  // namespace

@@ -127,11 +127,11 @@ class _Memory:
     def give_back(self, ticket: _Ticket) -> None:
         self._kept[ticket].give_back()
 
-    def compare(self, ticket: _Ticket, read: Sequence[int], made: Sequence[int]) -> tuple[_Ticket, bool, bool, bool]:
-        """After further calls of the modules, which have read and made memory at these addresses. Returns a ticket for the other functions, whether
-        something is now in the place of what it was made from, and whether `put_again` and `has_replaced` have something to do."""
+    def compare(self, ticket: _Ticket, read: Sequence[int]) -> tuple[_Ticket, bool, bool, bool]:
+        """After further calls of the modules, which have read memory at these addresses. Returns a ticket for the other functions, whether
+        something is now in the place of what those calls have read, and whether `put_again` and `has_replaced` have something to do."""
         since = _Ticket()
-        changes = self._changes[since] = _Changes(self._kept[ticket], _Kept(unwrapped(self._owner.submod)), set(read), set(made))
+        changes = self._changes[since] = _Changes(self._kept[ticket], _Kept(unwrapped(self._owner.submod)), set(read))
         return since, changes.carries, changes.any, changes.is_watching
 
     def put_again(self, ticket: _Ticket) -> None:
@@ -167,7 +167,7 @@ class _Kept:
 class _Changes:
     """What calls have changed in what modules keep, as far as it is about tensors."""
 
-    def __init__(self, before: _Kept, now: _Kept, read: set[int], made: set[int]):
+    def __init__(self, before: _Kept, now: _Kept, read: set[int]):
         self.carries = False
         self._replaced: list[tuple[Any, Any, Any]] = []
         self._longer: list[tuple[list, list]] = []
@@ -184,10 +184,11 @@ class _Changes:
                 if old is value or not _tensors_in([value]):
                     continue
                 self._replaced.append((place, name, value))
-                self.carries = self.carries or (_any_at(_tensors_in([old]), read) and _any_at(_tensors_in([value]), made))
+                # Made from the old one, or swapped with it: the next calls go on from the new one.
+                self.carries = self.carries or bool(_addresses_of(_tensors_in([old])) & read - _addresses_of(_tensors_in([value])))
         for place, content in now.contents:
             for name, value in content.items() if isinstance(content, dict) else enumerate(content):
-                if _any_at(value if isinstance(value, tuple) else (value,), read):
+                if _addresses_of(value if isinstance(value, tuple) else (value,)) & read:
                     self._read.append((place, name, value))
 
     @property
@@ -219,9 +220,10 @@ def _at(place: Any, name: Any) -> Any:
     return place[name] if name < len(place) else _NOTHING
 
 
-def _any_at(values: Sequence, addresses: set[int]) -> bool:
-    """Whether one of them is a tensor with memory at one of these addresses."""
-    return any(type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided and one.untyped_storage().data_ptr() in addresses for one in values)
+def _addresses_of(values: Sequence) -> set[int]:
+    """Of the memory of those that are tensors."""
+    plain = (one for one in values if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided)
+    return {one.untyped_storage().data_ptr() for one in plain}
 
 
 _MOST_OBJECTS = 200_000  # a module may hold on to its trainer, and that to all of its data
@@ -254,8 +256,8 @@ class _Mode:
 
     def __call__(self) -> int:
         module = self._owner.submod
-        modes = [part.training for part in module.modules()] if isinstance(module, torch.nn.Module) else []
-        return hash((id(module), *modes)) % 2**64
+        parts = [(id(part), part.training) for part in module.modules()] if isinstance(module, torch.nn.Module) else []
+        return hash((id(module), *parts)) % 2**64
 
 
 class _Evaluation:
