@@ -43,10 +43,11 @@ endif()
 set_property(TEST checkpoint_test.1 APPEND PROPERTY ENVIRONMENT STAGECRAFT_TEST_PYTHON=${STAGECRAFT_PYTHON}
   STAGECRAFT_TEST_INTERCHANGE=${CMAKE_CURRENT_SOURCE_DIR}/unit/checkpoint/interchange.py PYTHONDONTWRITEBYTECODE=1)
 stagecraft_torch_test(conformance_test 1 conformance/transport_test.cpp conformance/waits_test.cpp conformance/tensor_kinds_test.cpp
-                      conformance/group_test.cpp unit/transport/waiting_test.cpp unit/transport/roll_call_test.cpp)
+                      conformance/group_test.cpp unit/transport/waiting_test.cpp unit/transport/roll_call_test.cpp
+                      unit/transport/sockets/connection_test.cpp)
 target_include_directories(conformance_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport)  # what ranks say of each other
-stagecraft_torch_test(nccl_test 1 unit/transport/nccl/nccl_group_test.cpp unit/transport/nccl/watch_test.cpp unit/transport/nccl/noting_nccl.cpp
-                      unit/data_parallel/beside_thread_test.cpp)
+stagecraft_torch_test(nccl_test 1 unit/transport/nccl/nccl_group_test.cpp unit/transport/nccl/watch_test.cpp unit/transport/nccl/failing_test.cpp
+                      unit/transport/nccl/noting_nccl.cpp unit/data_parallel/beside_thread_test.cpp)
 target_include_directories(nccl_test PRIVATE ${PROJECT_SOURCE_DIR}/src/transport ${PROJECT_SOURCE_DIR}/src/data_parallel)
 set_property(TARGET nccl_test PROPERTY ENABLE_EXPORTS ON)  # NCCL's functions are looked up by name
 if(STAGECRAFT_SANITIZE MATCHES thread)  # which ends a program that asks for too much memory

@@ -11,7 +11,8 @@
 namespace stagecraft {
 namespace {
 
-/// Many small tensors travel together. Rank 0 holds one bundle of each sender at most, so they must not be large.
+/// Many small tensors travel together. Over MPI rank 0 holds about one bundle of each sender, so they must not be
+/// large.
 constexpr std::size_t kBundleBytes = std::size_t{16} << 20U;
 constexpr std::size_t kBundleAlignment = 64;  // any tensor may begin here
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <set>
 
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
@@ -61,7 +62,7 @@ void FileThread::work() {
   std::optional<std::string> failure;
   try {
     const c10::OptionalDeviceGuard device(world_.device());
-    std::optional<LentStream> own;  // the transport brings what it receives to the device
+    std::optional<LentStream> own;  // while it waits, it may receive for other threads, which want it on the device
     std::optional<c10::StreamGuard> stream;
     if (!world_.device().is_cpu()) stream.emplace(own.emplace(world_.device()).get());
     try {
@@ -156,16 +157,21 @@ void FileThread::fetch(std::size_t bundle) {
   }
 }
 
-/// The others hold what they have sent until it is received.
+/// The others hold what they have sent until it is received, and no failed step drops it.
 void FileThread::drop_the_rest() {
-  try {
-    for (std::size_t b = 0; b < is_fetched_.size(); ++b) {
-      here_[b].reset();
-      if (!is_fetched_[b]) fetch(b);
-      here_[b].reset();
+  for (at::Tensor& bundle : here_) bundle.reset();  // first: what comes needs room
+  std::set<RankId> silent;
+  for (std::size_t b = 0; b < here_.size(); ++b) {
+    const RankId sender = job_.plan.bundles()[b].sender;
+    if (is_fetched_[b] || silent.contains(sender)) continue;
+    try {
+      fetch(b);
+    } catch (const TimeoutError&) {
+      silent.insert(sender);  // each of its bundles would take as long
+    } catch (const std::exception&) {
+      // There was no room for it, and it is dropped; or the sender is gone, and so is what it has sent.
     }
-  } catch (const std::exception&) {
-    return;  // a rank is gone, and so is what it has sent
+    here_[b].reset();
   }
 }
 

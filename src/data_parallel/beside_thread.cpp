@@ -66,6 +66,7 @@ void BesideThread::join_streams() {
 }
 
 void BesideThread::wait(Ticket ticket) {
+  std::map<Ticket, c10::Event>::node_type end;
   {
     std::unique_lock lock(mutex_);
     if (done_ < ticket) {
@@ -75,8 +76,10 @@ void BesideThread::wait(Ticket ticket) {
       peers_.set_resting(false);
     }
     if (failure_) std::rethrow_exception(failure_);
+    end = ends_.extract(ticket);
   }
-  join_streams();
+  if (end) return end.mapped().block(current_stream(device_));
+  join_streams();  // it was waited for before, or is of before the last `rest`
 }
 
 std::exception_ptr BesideThread::rest() {
@@ -87,6 +90,7 @@ std::exception_ptr BesideThread::rest() {
     changed_.wait(lock, [&] { return done_ == started_; });
     peers_.set_resting(false);
     failure = std::exchange(failure_, nullptr);
+    ends_.clear();
   }
   // Also after a failure: what the tasks still use on the device is freed next, or used again.
   try {
@@ -117,15 +121,18 @@ void BesideThread::work() {
     const bool in_vain = failure_ != nullptr;
     lock.unlock();
     std::exception_ptr failure;
+    std::optional<c10::Event> end;
     try {
       for (const c10::Event& event : task.before) event.block(*stream_);
       if (!in_vain) task.run();
+      if (stream_) end.emplace(device_.type()).record(*stream_);
     } catch (...) {
       failure = explained(" (" + task.where + ")");
     }
     task = {};  // releases tensors before the task counts as done
     lock.lock();
     ++done_;
+    if (end) ends_.emplace(done_, std::move(*end));
     if (failure) failure_ = failure;
     changed_.notify_all();
   }

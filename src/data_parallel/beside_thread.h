@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -33,7 +34,8 @@ class BesideThread {
   /// The task runs after all that has been issued to the current stream. Errors say that it happened `where`: "while
   /// the parameters of stage 3 were gathered".
   Ticket start(std::string where, std::function<void()> task);
-  /// Waits until the task is done; then the current stream may use its results. Throws the error of any task so far.
+  /// Waits until the task is done; then the current stream may use its results. Neither waits for tasks that were
+  /// started later. Throws the error of any task so far.
   void wait(Ticket ticket);
   /// Waits until all tasks are done or skipped. Then the current stream may use, or free, whatever they used, also
   /// after a failure; the host does not wait for the device. Returns the error, if any, and forgets it.
@@ -66,6 +68,7 @@ class BesideThread {
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   Ticket done_ = 0;
+  std::map<Ticket, c10::Event> ends_;  // in the stream, of tasks since the last `rest`
   bool is_over_ = false;
   std::exception_ptr failure_;
   std::thread thread_;

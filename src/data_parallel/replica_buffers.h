@@ -18,7 +18,8 @@ class ReplicaBuffers {
       : peers_(peers), stages_(stages), sent_(stages.size()) {}
 
   /// Replica 0 broadcasts the buffers of a stage that have changed since the last time. Their values are compared,
-  /// because kernels update statistics without changing the version counter.
+  /// because kernels update statistics without changing the version counter, and so does a module that writes to
+  /// `buffer.data`, and the replay of a graph. For that comparison the host waits for the device.
   void spread(std::size_t stage);
 
  private:

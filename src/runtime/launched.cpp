@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 
 #include "stagecraft/core/error.h"
 
@@ -80,6 +81,23 @@ void check_can_choose(const Launched& launched, int devices) {
   throw InvalidArgument("rank " + std::to_string(launched.rank) + " of " + std::to_string(launched.ranks) + " sees " +
                         std::to_string(devices) + " GPUs and does not know which is its own: set " + launched.missing +
                         " to its number among the ranks of its host, or CUDA_VISIBLE_DEVICES to its GPU");
+}
+
+int ranks_of_mpirun(const Variables& variables) {
+  int least = 0;
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const char* value = variables(name);
+    const int ranks = value == nullptr ? 0 : std::atoi(value);
+    if (ranks > 0 && (least == 0 || ranks < least)) least = ranks;
+  }
+  return least;
+}
+
+void check_not_alone(int ranks_of_mpirun, int ranks) {
+  if (ranks != 1 || ranks_of_mpirun < 2) return;
+  throw InvalidArgument("mpirun has started " + std::to_string(ranks_of_mpirun) +
+                        " ranks, but MPI has found 1, this process alone: start the program by the mpirun of the MPI "
+                        "that Stagecraft was built with, or unset OMPI_COMM_WORLD_SIZE and PMI_SIZE to run it alone");
 }
 
 std::string first_host(const std::string& list) {

@@ -31,6 +31,14 @@ std::optional<Launched> launched_by(const Variables& variables);
 /// launcher has not said that one, and all ranks would take the same device.
 void check_can_choose(const Launched& launched, int devices);
 
+/// How many ranks mpirun has started, as it tells each of them; 0 if it does not, the least if several do. Asked for
+/// before MPI starts, which may set these variables itself.
+int ranks_of_mpirun(const Variables& variables);
+
+/// Called when MPI has started. Throws InvalidArgument when this process is alone there, although mpirun has started
+/// several: that was another MPI's, and each of them would do all of the work.
+void check_not_alone(int ranks_of_mpirun, int ranks);
+
 /// The first host of a list as Slurm writes it: "node[07-09,12],other" begins with "node07".
 std::string first_host(const std::string& list);
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "launched.h"
 #include "stagecraft/core/host.h"
 #include "stagecraft/runtime/rank_scope.h"
 #include "stagecraft/transport/mpi.h"
@@ -43,6 +44,7 @@ bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Dev
 
 int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)>& program) {
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);  // as for other processes
+  const int told = ranks_of_mpirun([](const char* name) -> const char* { return std::getenv(name); });
   MpiProcess process(options.timeout);
   std::optional<std::string> failure;
   int exit_code = 1;
@@ -55,6 +57,7 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     process.set_reported();
   };
   try {
+    check_not_alone(told, process.ranks());
     const RankScope scope(device_of(options, process.rank(), process.local_rank()),
                           threads_of(options, process.cores()));
     const auto activity = std::make_shared<Activity>();

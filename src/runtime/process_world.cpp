@@ -5,7 +5,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
+#include <map>
+#include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "launched.h"
 #include "stagecraft/core/error.h"
@@ -20,7 +23,7 @@ std::optional<Launched> own_launch() {
   return launched_by([](const char* name) -> const char* { return std::getenv(name); });
 }
 
-c10::intrusive_ptr<::c10d::Store> store_of(const Launched& launched, Timeout timeout) {
+c10::intrusive_ptr<::c10d::Store> new_store(const Launched& launched, Timeout timeout) {
   ::c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(launched.port);
   options.isServer = launched.rank == 0 && !launched.has_store;
@@ -39,6 +42,20 @@ c10::intrusive_ptr<::c10d::Store> store_of(const Launched& launched, Timeout tim
   }
 }
 
+/// Kept until the process ends: a rank that is through with one world may already look for the next one when rank 0
+/// still has to leave the first, and must not meet a store that goes with it.
+c10::intrusive_ptr<::c10d::Store> store_of(const Launched& launched, Timeout timeout) {
+  struct Known {
+    std::mutex mutex;
+    std::map<std::tuple<std::string, int, bool>, c10::intrusive_ptr<::c10d::Store>> stores;  // by place and role
+  };
+  static Known& known = *new Known;  // never destroyed: its threads may outlive what they use at the end of the process
+  const std::lock_guard lock(known.mutex);
+  auto& store = known.stores[{launched.host, launched.port, launched.rank == 0}];
+  if (!store) store = new_store(launched, timeout);
+  return store;
+}
+
 int run_as_process(const LaunchOptions& options, const std::function<void(World&)>& program) {
   const std::optional<Launched> launched = own_launch();
   if (!launched) {
@@ -50,6 +67,7 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
   // streams.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   static std::atomic<int> worlds = 0;
+  const int world_number = worlds++;  // counted also where it fails: the store knows the worlds by it
   const RankId rank(launched->rank);
   const std::string who = "rank " + std::to_string(rank.value) + ": ";
   std::optional<std::string> failure;
@@ -65,7 +83,7 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
     const RankScope scope(device_of(options, rank, launched->local_rank), threads_of(options, cores));
     const auto activity = std::make_shared<Activity>();
     const auto store = store_of(*launched, options.timeout);
-    const std::string name = launched->job + "/" + std::to_string(worlds++);
+    const std::string name = launched->job + "/" + std::to_string(world_number);
     SocketConnection connection(rank, launched->ranks, exchange_by(store, rank, launched->ranks, name, options.timeout),
                                 {scope.device(), [activity] { return activity->text(); }, {}, options.timeout});
     try {

@@ -127,8 +127,10 @@ void WorkProfile::add(const RecordedStep& step, const LinkProfile& links) {
 
 void WorkProfile::add_rank(const RecordedStep& step, RankId rank, const LinkProfile& links, StepSums& sums) {
   const Timeline& timeline = step.ranks()[rank.index()];
-  double end = timeline.front().start;
-  for (const Span& span : timeline) {
+  const std::vector<OwnTime> times = own_times(timeline);
+  double end = timeline.front().start;  // of all actions so far; what passes until the next one starts is part of that
+  for (std::size_t i = 0; i < timeline.size(); ++i) {
+    const Span& span = timeline[i];
     const ActionKind kind = charged_kind(step, span.action);
     const auto k = static_cast<std::size_t>(kind);
     Sums& stage = sums[span.action.stage().index()];
@@ -136,10 +138,10 @@ void WorkProfile::add_rank(const RecordedStep& step, RankId rank, const LinkProf
       stage.seconds[k] += span.waited;
       continue;
     }
-    double busy = span.end - end - span.waited;
-    if (const auto message = step.message_for(span, rank)) busy += links.handling(*message);
-    stage.seconds[k] += std::max(0.0, busy);
-    end = std::max(end, span.end);  // halves of an overlap run side by side on a device with streams
+    double busy = std::max(0.0, span.start - end) + times[i].worked;
+    if (const auto message = step.message_for(span, rank)) busy += std::min(links.handling(*message), times[i].waited);
+    stage.seconds[k] += busy;
+    end = std::max(end, span.end);
     if (kind != span.action.kind()) continue;
     stage.count[k] += 1;
     stage.own[k] += busy;

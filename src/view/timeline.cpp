@@ -55,9 +55,10 @@ TimelineSummary summarize(const std::vector<Timeline>& ranks) {
   TimelineSummary summary;
   summary.seconds = extent_of(ranks).seconds();
   for (const Timeline& timeline : ranks) {
+    const std::vector<OwnTime> times = own_times(timeline);
     double busy = 0;
-    for (const Span& span : timeline) {
-      if (is_compute(span.action.kind())) busy += span.end - span.start - span.waited;
+    for (std::size_t i = 0; i < timeline.size(); ++i) {
+      if (is_compute(timeline[i].action.kind())) busy += times[i].worked;
     }
     summary.busy.push_back(busy);
   }

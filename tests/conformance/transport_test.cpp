@@ -210,6 +210,50 @@ TEST_P(RulesForTwo, AMessageOfNoStepOutlivesFailedSteps) {
   });
 }
 
+/// On a rank that computes elsewhere, tensors of a step arrive there. Those of no step are parts of a checkpoint, on
+/// their way to a file: beside a step the device may have no room for them.
+void expect_what_is_of_no_step_on_the_host(Transport& transport) {
+  const RankId peer(1 - transport.rank().value);
+  for (const std::int64_t size : {std::int64_t{3}, std::int64_t{300'000}}) {
+    const at::Tensor sent = pattern(size, at::kFloat, size);
+    transport.send(peer, tag(0), {{sent}, ""});
+    transport.send_lasting(peer, tag(1), {{sent.to_sparse(), sent, at::empty({2}, at::TensorOptions(at::kMeta))}, ""});
+    EXPECT_TRUE(transport.receive(peer, tag(0), kPatience).tensors[0].is_meta());
+    const Message lasting = transport.receive_lasting(peer, tag(1), kPatience);
+    EXPECT_TRUE(lasting.tensors[0].is_cpu());
+    EXPECT_TRUE(lasting.tensors[0].is_sparse());
+    ASSERT_TRUE(lasting.tensors[1].is_cpu());
+    EXPECT_TRUE(at::equal(lasting.tensors[1], sent));
+    EXPECT_TRUE(lasting.tensors[2].is_meta());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
+  }
+}
+
+// The meta device in place of a GPU. MPI would want one for the memory that it receives into.
+
+TEST(MessagesOfNoStep, StayOnTheHostBetweenThreads) {
+  LocalFabric fabric(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] { expect_what_is_of_no_step_on_the_host(*fabric.connect(RankId(r), at::kMeta)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(MessagesOfNoStep, StayOnTheHostBetweenProcesses) {
+  const auto loopback = std::make_shared<Loopback>(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const SocketConnection connection(RankId(r), 2,
+                                        exchange_by(c10::make_intrusive<LoopbackGroup>(loopback, r, 2), std::nullopt),
+                                        {.device = at::kMeta});
+      expect_what_is_of_no_step_on_the_host(*connection.transport());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 /// What transports remember of earlier messages must not change what arrives: with more kinds of messages than they
 /// remember, forms of any length, and failed steps with messages that nobody has received.
 TEST_P(RulesForTwo, MessagesOfManyFormsArriveAsTheyWereSent) {
@@ -303,6 +347,34 @@ TEST_P(RulesForTwo, ARankWithoutRoomForAMessageSaysSoAndTheNextStepWorks) {
       if (!takes_memory && transport.rank() == RankId(1)) transport.receive(RankId(0), tag(0), kPatience);
       EXPECT_FALSE(transport.settle(kPatience).has_value());
     }
+  });
+}
+
+/// Nobody asks for it again, and no failed step drops it: its sender would hold it for good.
+TEST_P(RulesForTwo, AMessageOfNoStepThatThereIsNoRoomForIsDropped) {
+  if (processes() == 0 || test_device()) return;  // receiving takes no memory, or not this one's
+  run([](Transport& transport) {
+    constexpr std::int64_t kSize = std::int64_t{1280} << 20;
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> sent;
+    if (transport.rank() == RankId(0)) {
+      transport.receive(RankId(1), tag(2), kPatience);  // the other has set its limit
+      at::Tensor large = at::zeros({kSize}, at::kChar);
+      sent.emplace(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(large.storage().unsafeGetStorageImpl()));
+      transport.send_lasting(RankId(1), tag(0), {{std::move(large)}, ""});
+      large = at::Tensor();
+      transport.receive(RankId(1), tag(3), kPatience);
+    } else {
+      const MemoryLimit limit(std::uint64_t{150} << 20);
+      transport.send(RankId(0), tag(2), {});
+      EXPECT_THAT(message_of([&] { transport.receive_lasting(RankId(0), tag(0), kPatience); }),
+                  HasSubstr("rank 1 is out of memory: it has no room for " + std::to_string(kSize) + " bytes"));
+      transport.send(RankId(0), tag(3), {});
+    }
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
+    const auto until = Channel::Clock::now() + kPatience;
+    while (sent && !sent->expired() && Channel::Clock::now() < until) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(!sent || sent->expired());
+    EXPECT_FALSE(transport.settle(kPatience).has_value());
   });
 }
 #endif

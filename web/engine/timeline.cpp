@@ -34,16 +34,19 @@ struct Loss {
   double planned = 0;
 };
 
-/// By stage and kind: the time that its actions took and were planned to take in this step.
+/// By stage and kind: the time that its actions took and were planned to take in this step. Time in which two ran side
+/// by side counts once, as it does in the costs of a profile.
 Json losses_json(const StepTimelines& step, const Costs& costs, const Placement& placement) {
   const ActionCosts planned(costs, placement);
   std::map<std::pair<int, int>, Loss> losses;
   for (const Timeline& rank : step) {
-    for (const Span& span : rank) {
+    const std::vector<OwnTime> times = own_times(rank);
+    for (std::size_t i = 0; i < rank.size(); ++i) {
+      const Span& span = rank[i];
       if (!is_compute(span.action.kind()) || span.beside) continue;
       Loss& loss = losses[{span.action.stage().value, static_cast<int>(span.action.kind())}];
       ++loss.count;
-      loss.measured += span.end - span.start - span.waited;
+      loss.measured += times[i].worked;
       loss.planned += planned.of(span.action);
     }
   }

@@ -27,6 +27,15 @@ struct Span {
 /// The actions of one rank in the order of execution.
 using Timeline = std::vector<Span>;
 
+/// What an action adds to the time of its rank, in seconds. Actions may run side by side, as the halves of an overlap
+/// do on a GPU: that time counts once, for the one that began to work first.
+struct OwnTime {
+  double waited = 0;  ///< While no other action worked.
+  double worked = 0;
+};
+/// In the order of the timeline. Nothing for actions beside.
+std::vector<OwnTime> own_times(const Timeline& timeline);
+
 /// The timelines of one step, indexed by rank.
 using StepTimelines = std::vector<Timeline>;
 

@@ -49,7 +49,9 @@ class Channel {
   /// the channel.
   using Listener = std::function<std::optional<Notice>(RankId from, const Notice& notice)>;
 
-  /// As the step of a message: it is of no step, and none drops it.
+  /// As the step of a message: it is of no step, and none drops it. Its tensors of the host stay there, also on a rank
+  /// that computes elsewhere: they may be more than its device has room for beside a step. When `take` fails because
+  /// the host has no room either, the message is dropped.
   static constexpr std::uint64_t kNoStep = UINT64_MAX;
 
   virtual ~Channel() = default;

@@ -16,7 +16,8 @@ class LocalFabric {
   LocalFabric(const LocalFabric&) = delete;
   LocalFabric& operator=(const LocalFabric&) = delete;
 
-  /// The transport of one rank, for its threads. `device`: where the rank computes; received tensors are moved there.
+  /// The transport of one rank, for its threads. `device`: where the rank computes; received tensors are moved there,
+  /// except those of `send_lasting` that are on the host.
   /// None leaves them where they are. `activity`: see Transport.
   std::unique_ptr<Transport> connect(RankId rank, std::optional<at::Device> device = std::nullopt,
                                      std::function<std::string()> activity = {});

@@ -13,7 +13,8 @@ namespace stagecraft {
 /// Whether Stagecraft was built with MPI.
 bool has_mpi();
 
-/// Whether a launcher has started this process as one of several.
+/// Whether a launcher of MPI has started this process as one of several. Not so for workers of torchrun, whoever has
+/// started torchrun.
 bool is_started_by_mpi();
 
 /// This process as a rank of an MPI world. There is one at a time, and MPI starts only once in a process.

@@ -39,6 +39,7 @@ class Transport {
   /// The same for a message that belongs to no step, such as a part of a checkpoint that is written while training goes
   /// on: a failed step neither drops it nor ends the wait for it. Such a wait ends with AbortedError when the sender's
   /// program has ended, when a process is lost, or when some rank has given up. May be received during `settle`.
+  /// Tensors of the host arrive on the host.
   void send_lasting(RankId to, const Tag& tag, Message message);
   Message receive_lasting(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose = nullptr);
 

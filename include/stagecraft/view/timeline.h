@@ -12,7 +12,7 @@ namespace stagecraft {
 
 struct TimelineSummary {
   double seconds = 0;        ///< From the earliest start to the latest end.
-  std::vector<double> busy;  ///< Per rank: seconds of compute, without waits.
+  std::vector<double> busy;  ///< Per rank: seconds of compute, without waits; see `own_times`.
   /// The fraction of all ranks' time in which they do not compute.
   [[nodiscard]] double idle() const;
 };

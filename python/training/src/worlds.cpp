@@ -85,8 +85,7 @@ void bind_worlds(py::module_& module) {
       .def("barrier", &barrier)
       .def("maximum", &maximum)
       .def("share_of", [](const Box& box, const at::Tensor& batch) { return box.world().share_of(batch); })
-      .def(
-          "close", [](Box& box) { box.close(); }, py::call_guard<py::gil_scoped_release>());
+      .def("close", &Box::close, py::arg("failure") = py::none(), py::call_guard<py::gil_scoped_release>());
   module.def(
       "local_world",
       [](const at::Device& device, double timeout) -> std::shared_ptr<Box> {

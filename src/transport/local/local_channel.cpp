@@ -54,7 +54,8 @@ class ForeignStreams {
   std::vector<std::unique_ptr<LentStream>> streams_;
 };
 
-Message unpack(Parcel parcel, const std::optional<c10::Device>& home, ForeignStreams& foreign) {
+/// `stays_on_host`: what is on the host is not moved to `home`.
+Message unpack(Parcel parcel, const std::optional<c10::Device>& home, bool stays_on_host, ForeignStreams& foreign) {
   if (parcel.devices.empty() && !home) return std::move(parcel.message);
   const auto stream_on = [&](c10::Device device) {
     return home && device != *home ? foreign.on(device) : current_stream(device);
@@ -85,7 +86,7 @@ Message unpack(Parcel parcel, const std::optional<c10::Device>& home, ForeignStr
         keep(tensor);
       }
     }
-    if (home && tensor.device() != *home) tensor = moved_to(tensor, *home);
+    if (home && tensor.device() != *home && !(stays_on_host && tensor.is_cpu())) tensor = moved_to(tensor, *home);
   }
   return std::move(parcel.message);
 }
@@ -112,13 +113,13 @@ struct Mailbox {
     news.fetch_add(1, std::memory_order_release);
     arrival.notify_all();  // several threads of the rank may wait, each for its own
   }
-  std::optional<Parcel> take(RankId from, const Tag& tag) {
+  std::optional<Entry> take(RankId from, const Tag& tag) {
     const auto first = std::find_if(entries.begin(), entries.end(),
                                     [&](const Entry& entry) { return entry.from == from && entry.tag == tag; });
     if (first == entries.end()) return std::nullopt;
-    Parcel parcel = std::move(first->parcel);
+    Entry entry = std::move(*first);
     entries.erase(first);
-    return parcel;
+    return entry;
   }
 };
 
@@ -176,10 +177,10 @@ class LocalFabric::End : public Channel {
 
   std::optional<Message> take(RankId from, const Tag& tag) override {
     std::unique_lock lock(own_.mutex);
-    std::optional<Parcel> parcel = own_.take(from, tag);
+    std::optional<Mailbox::Entry> entry = own_.take(from, tag);
     lock.unlock();
-    if (!parcel) return std::nullopt;
-    return unpack(std::move(*parcel), device_, foreign_);
+    if (!entry) return std::nullopt;
+    return unpack(std::move(entry->parcel), device_, entry->step == kNoStep, foreign_);
   }
 
   bool is_coming(RankId /*from*/, const Tag& /*tag*/) override { return false; }  // messages arrive whole

@@ -280,13 +280,14 @@ void MpiChannel::allocate(Incoming& incoming) {
         incoming.tensors.push_back(at::empty(form.sizes, at::TensorOptions().dtype(form.type).device(at::kMeta)));
         continue;
       }
-      const bool lands_on_device = device_is_direct_ && !form.is_inline;
-      const bool is_staged = device_ && !device_->is_cpu() && !form.is_inline && !lands_on_device;
+      const bool goes_to_device =
+          device_ && !device_->is_cpu() && !form.is_inline && !incoming.envelope.stays_on_host(form);
+      const bool lands_on_device = goes_to_device && device_is_direct_;
+      const bool is_staged = goes_to_device && !device_is_direct_;
       at::TensorOptions options = at::TensorOptions().dtype(form.type);
       if (lands_on_device) options = options.device(*device_);
       if (is_staged) options = options.pinned_memory(true);
-      const bool is_large =
-          !lands_on_device && !is_staged && form.bytes() > static_cast<std::int64_t>(RecycledMemory::kSmallest);
+      const bool is_large = !goes_to_device && form.bytes() > static_cast<std::int64_t>(RecycledMemory::kSmallest);
       at::Tensor tensor = is_large ? memory_.empty(form.sizes, form.type) : at::empty(form.sizes, options);
       if (!form.strides.empty()) tensor = tensor.as_strided(form.sizes, form.strides);
       if (form.is_inline) {
@@ -410,7 +411,12 @@ std::optional<Message> MpiChannel::take(RankId from, const Tag& tag) {
     return std::nullopt;
   }
   if (!here->second.started) {
-    start_receiving(here);
+    try {
+      start_receiving(here);
+    } catch (const OutOfMemory&) {
+      if (here->second.envelope.step == kNoStep) drop(here);  // no failed step will
+      throw;
+    }
     progress();
   }
   if (!here->second.is_complete) return std::nullopt;

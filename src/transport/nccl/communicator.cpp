@@ -23,18 +23,38 @@ struct Communicator::Connection {
   c10::Stream stream;
   Id id{};
 
-  std::mutex mutex;
+  std::mutex issuing;  // held inside NCCL's functions that issue operations; taken before the other one
+
+  std::mutex mutex;  // guards what follows
   std::condition_variable changed;
+  /// Connected, and not yet warmed up. Whoever takes it away from here, or `comm`, aborts it or makes it `comm`.
+  Comm warming = nullptr;
   Comm comm = nullptr;
   std::string failure;
   bool is_over = false;  // connected, or not
   bool is_aborted = false;
 
-  /// The first operation between two ranks connects them further, and waits for the other: better here.
-  void warm_up(Comm fresh) const {
+  /// The first operation between two ranks connects them further, and waits for the other: better here. If the other
+  /// dies, only an abort ends it.
+  void warm_up() {
     const Library& nccl = need_library();
     const c10::StreamGuard guard(stream);
     const at::Tensor one = at::zeros({ranks}, at::TensorOptions().dtype(at::kInt).device(device));
+    {
+      const std::lock_guard order(issuing);
+      const Comm fresh = still_warming();
+      if (fresh == nullptr) return;
+      issue_first(nccl, fresh, one);
+    }
+    stream.synchronize();
+  }
+
+  Comm still_warming() {
+    const std::lock_guard lock(mutex);
+    return is_aborted ? nullptr : warming;
+  }
+
+  void issue_first(const Library& nccl, Comm fresh, const at::Tensor& one) const {
     if (ranks == 2) {
       check(place == 0 ? nccl.ncclSend(one.data_ptr(), 1, kInt32, 1, fresh, stream.native_handle())
                        : nccl.ncclRecv(one.data_ptr(), 1, kInt32, 0, fresh, stream.native_handle()),
@@ -43,30 +63,50 @@ struct Communicator::Connection {
       check(nccl.ncclAllReduce(one.data_ptr(), one.data_ptr(), 1, kInt32, kSum, fresh, stream.native_handle()),
             "the first sum", fresh);
     }
-    stream.synchronize();
   }
 
   void connect() {
-    Comm fresh = nullptr;
     std::string why;
     try {
       const c10::DeviceGuard guard(device);
-      check(need_library().ncclCommInitRank(&fresh, ranks, id, place), "ncclCommInitRank");
-      warm_up(fresh);
+      Comm fresh = nullptr;
+      const int result = need_library().ncclCommInitRank(&fresh, ranks, id, place);
+      {
+        const std::lock_guard lock(mutex);
+        warming = fresh;
+      }
+      check(result, "ncclCommInitRank");
+      warm_up();
     } catch (const c10::Error& error) {
       why = error.what_without_backtrace();
     } catch (const std::exception& error) {
       why = error.what();
     }
-    const std::lock_guard lock(mutex);
-    failure = why;
-    if (!why.empty() || is_aborted) {
-      if (fresh != nullptr) need_library().ncclCommAbort(fresh);
-    } else {
-      comm = fresh;
+    Comm unusable = nullptr;
+    {
+      const std::lock_guard lock(mutex);
+      failure = why;
+      const bool is_usable = why.empty() && !is_aborted;
+      (is_usable ? comm : unusable) = std::exchange(warming, nullptr);  // null if `abort` has it
+      is_over = true;
+      changed.notify_all();
     }
-    is_over = true;
-    changed.notify_all();
+    if (unusable != nullptr) end(unusable);
+  }
+
+  /// What can be issued to; null: nothing, because it is not connected yet, or aborted.
+  Comm usable() {
+    const std::lock_guard lock(mutex);
+    return comm;
+  }
+
+  void end(Comm one) const {
+    try {
+      const c10::DeviceGuard guard(device);
+      need_library().ncclCommAbort(one);
+    } catch (const c10::Error&) {  // of the guard: the device has failed, but threads may still wait inside NCCL
+      need_library().ncclCommAbort(one);
+    }
   }
 };
 
@@ -98,13 +138,10 @@ bool Communicator::wait_until_connected(Clock::time_point until) {
 }
 
 bool Communicator::issue(std::string what, const Operation& operation) {
-  const std::lock_guard order(issuing_);
-  Comm comm = nullptr;
-  {
-    const std::lock_guard lock(connection_->mutex);
-    comm = connection_->comm;
-    if (comm == nullptr) return false;
-  }
+  if (connection_->usable() == nullptr) return false;  // at once, also when a thread is stuck inside NCCL
+  const std::lock_guard order(connection_->issuing);
+  const Comm comm = connection_->usable();
+  if (comm == nullptr) return false;
   const c10::DeviceGuard guard(connection_->device);
   c10::Event begin(connection_->device.type());
   begin.record(stream());
@@ -127,28 +164,38 @@ bool Communicator::take_part(std::string what, const std::string& label, const O
   return true;
 }
 
-/// Under the lock.
-void Communicator::drop_ended() {
-  while (!in_flight_.empty() && in_flight_.front().end.query()) in_flight_.pop_front();
+/// Under the lock. Returns what is first among those that have not ended; null: nothing is on its way.
+Communicator::Issued* Communicator::first_in_flight() {
+  try {
+    const c10::DeviceGuard guard(connection_->device);
+    while (!in_flight_.empty() && in_flight_.front().end.query()) in_flight_.pop_front();
+    if (in_flight_.empty()) return nullptr;
+    Issued& first = in_flight_.front();
+    if (!first.begun && first.begin.query()) first.begun = Clock::now();
+    return &first;
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    device_error_ = text.substr(0, text.find('\n'));
+    in_flight_.clear();
+    return nullptr;
+  }
 }
 
 bool Communicator::is_idle() {
-  const c10::DeviceGuard guard(connection_->device);
   const std::lock_guard lock(mutex_);
-  drop_ended();
-  return in_flight_.empty();
+  return first_in_flight() == nullptr;
 }
 
 std::optional<std::string> Communicator::overdue(Clock::duration limit) {
-  const c10::DeviceGuard guard(connection_->device);
   const std::lock_guard lock(mutex_);
-  drop_ended();
-  if (in_flight_.empty()) return std::nullopt;
-  Issued& first = in_flight_.front();
-  const auto now = Clock::now();
-  if (!first.begun && first.begin.query()) first.begun = now;
-  if (!first.begun || now - *first.begun < limit) return std::nullopt;
-  return first.what;
+  const Issued* first = first_in_flight();
+  if (first == nullptr || !first->begun || Clock::now() - *first->begun < limit) return std::nullopt;
+  return first->what;
+}
+
+std::optional<std::string> Communicator::device_error() {
+  const std::lock_guard lock(mutex_);
+  return device_error_;
 }
 
 void Communicator::abort() {
@@ -157,15 +204,15 @@ void Communicator::abort() {
     const std::lock_guard lock(connection_->mutex);
     connection_->is_aborted = true;
     connection_->changed.notify_all();
-    comm = std::exchange(connection_->comm, nullptr);
+    Comm& own = connection_->comm != nullptr ? connection_->comm : connection_->warming;
+    comm = std::exchange(own, nullptr);
   }
   if (comm == nullptr) return;
-  // A thread inside `issue` returns soon. If it does not, it waits for a rank that is gone, and only this ends its
-  // wait.
-  std::unique_lock order(issuing_, std::defer_lock);
+  // A thread that issues something returns soon. If it does not, it waits for a rank that is gone, and only this ends
+  // its wait.
+  std::unique_lock order(connection_->issuing, std::defer_lock);
   for (int i = 0; i < 200 && !order.try_lock(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  const c10::DeviceGuard guard(connection_->device);
-  need_library().ncclCommAbort(comm);
+  connection_->end(comm);
 }
 
 void Communicator::abort(const std::vector<std::shared_ptr<Communicator>>& all) {

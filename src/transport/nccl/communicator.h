@@ -77,7 +77,11 @@ class Communicator {
   [[nodiscard]] std::optional<std::string> overdue(Clock::duration limit);
   /// Whether all that was issued has ended.
   [[nodiscard]] bool is_idle();
-  /// Ends what is running on the device, with any result. May be called while another thread uses it.
+  /// The error of the device that one of these two has met, such as a failed assertion in a kernel of the program. All
+  /// that was issued then counts as ended.
+  [[nodiscard]] std::optional<std::string> device_error();
+  /// Ends what is running on the device, with any result, also while it connects. May be called while another thread
+  /// uses it.
   void abort();
   /// The same of several. One after the other would not do: NCCL waits for the whole device when it gives back the
   /// memory of the first, also for operations of the second, which wait for a rank that is gone.
@@ -92,15 +96,15 @@ class Communicator {
     c10::Event end;
     std::optional<Clock::time_point> begun = {};  // when it was first seen to have begun
   };
-  void drop_ended();
+  Issued* first_in_flight();
 
   std::vector<RankId> members_;
   std::shared_ptr<Connection> connection_;
   Progress progress_;
   std::optional<std::pair<std::string, Operation>> expected_;
-  std::mutex issuing_;
   std::mutex mutex_;  // guards what follows
   std::deque<Issued> in_flight_;
+  std::optional<std::string> device_error_;
 };
 
 }  // namespace stagecraft::nccl

@@ -18,8 +18,9 @@ Watch::~Watch() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watch::start(Report report) {
-  thread_ = std::thread([this, report = std::move(report)] { run(report); });
+void Watch::start(Report report, ReportError report_error) {
+  thread_ = std::thread(
+      [this, report = std::move(report), report_error = std::move(report_error)] { run(report, report_error); });
 }
 
 std::shared_ptr<Communicator> Watch::connect(const std::string& id, std::vector<RankId> members, int place) {
@@ -65,12 +66,17 @@ std::vector<std::shared_ptr<Communicator>> Watch::with(RankId rank) {
   return found;
 }
 
-void Watch::run(const Report& report) {
+void Watch::run(const Report& report, const ReportError& report_error) {
   std::unique_lock lock(mutex_);
   while (!stopped_.wait_for(lock, kLook, [&] { return is_over_ || is_aborted_; })) {
     lock.unlock();
     for (const auto& communicator : all()) {
       const std::optional<std::string> what = communicator->overdue(limit_);
+      if (const std::optional<std::string> error = communicator->device_error()) {
+        report_error(*error);
+        abort_all();
+        return;
+      }
       if (!what) continue;
       const auto seconds = std::chrono::duration<double>(limit_).count();
       std::string text = "waited " + std::to_string(seconds).substr(0, 5) + " s on the device for " + *what;

@@ -20,6 +20,8 @@ class Watch {
  public:
   /// `members`: of the communicator that stands still.
   using Report = std::function<void(const std::vector<RankId>& members, const std::string& text)>;
+  /// `text`: the error of this rank's device.
+  using ReportError = std::function<void(const std::string& text)>;
 
   Watch(c10::Device device, std::chrono::milliseconds limit) : device_(device), limit_(limit) {}
   ~Watch();
@@ -30,8 +32,9 @@ class Watch {
   /// The longest that one rank waits for another.
   [[nodiscard]] std::chrono::milliseconds limit() const { return limit_; }
 
-  /// Called once. `report` is called when an operation has not ended within the limit, at most once.
-  void start(Report report);
+  /// Called once. `report` is called when an operation has not ended within the limit, `report_error` when the device
+  /// has failed: one of them, at most once.
+  void start(Report report, ReportError report_error);
   /// The communicator of this id; connects it if it is new. After `abort_all`, one that is aborted.
   ///
   /// It lives as long as this object: what this rank has issued, and what others still read from its memory, must not
@@ -55,7 +58,7 @@ class Watch {
     std::shared_ptr<Communicator> communicator;
     bool is_free = false;
   };
-  void run(const Report& report);
+  void run(const Report& report, const ReportError& report_error);
 
   c10::Device device_;
   std::chrono::milliseconds limit_;

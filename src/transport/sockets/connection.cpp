@@ -89,14 +89,19 @@ std::vector<Socket> connect_all(RankId own, const std::vector<Card>& cards, cons
   secret.copy(greeting.secret, kSecretBytes);
   greeting.rank = own.value;
   for (std::size_t r = 0; r < own.index(); ++r) {
-    char answer = 0;
-    all[r] = connect_to(cards[r].address, until);
-    iovec part{&greeting, sizeof greeting};
-    const bool is_there =
-        all[r].is_open() && all[r].write({&part, 1}) == sizeof greeting && all[r].read_all(&answer, 1, until);
+    bool is_there = false;
+    std::string why;
+    try {
+      char answer = 0;
+      all[r] = connect_to(cards[r].address, until);
+      iovec part{&greeting, sizeof greeting};
+      is_there = all[r].is_open() && all[r].write({&part, 1}) == sizeof greeting && all[r].read_all(&answer, 1, until);
+    } catch (const std::system_error& error) {  // its process has died meanwhile
+      why = std::string("; ") + error.what();
+    }
     if (!is_there) {
       throw TransportError("rank " + std::to_string(own.value) + " cannot reach rank " + std::to_string(r) +
-                               " by TCP (" + cards[r].address.to_text() + ") within " + seconds +
+                               " by TCP (" + cards[r].address.to_text() + why + ") within " + seconds +
                                " s: is it running, and does a firewall allow it? STAGECRAFT_SOCKET_IFNAME names the"
                                " network interface to use",
                            RankId(r));
@@ -185,7 +190,7 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
                                      if (nccl) nccl->abort_all();
                                    }});
   if (!nccl) return;
-  nccl->start([lose_transfers, rank](const std::vector<RankId>& members, const std::string& text) {
+  const auto lose_members = [lose_transfers, rank](const std::vector<RankId>& members, const std::string& text) {
     std::string others;
     RankId blamed = rank;
     for (const RankId member : members) {
@@ -194,6 +199,9 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
       others += (others.empty() ? "" : ", ") + std::to_string(member.value);
     }
     lose_transfers(blamed, text + ": rank " + others + " does not answer");
+  };
+  nccl->start(lose_members, [coordinator, rank](const std::string& error) {
+    coordinator->give_up({rank, "rank " + std::to_string(rank.value) + ": " + error});
   });
 }
 

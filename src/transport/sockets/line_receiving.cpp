@@ -82,8 +82,9 @@ void Line::receive() {
     const bool is_cut_off = error.code() == std::errc::timed_out || error.code() == std::errc::host_unreachable ||
                             error.code() == std::errc::network_unreachable;
     lose(is_cut_off ? " is out of reach: its host or the network to it is gone" : kEnded, error.what());
-  } catch (const c10::Error& error) {
-    lose(kEnded, error.what_without_backtrace());
+  } catch (const c10::Error& error) {  // this rank's device has failed: the other rank may be well
+    const std::string text = error.what_without_backtrace();
+    give_up("rank " + std::to_string(own_.value) + ": " + text.substr(0, text.find('\n')));
   } catch (const std::exception& error) {
     lose(kEnded, error.what());
   }
@@ -153,7 +154,9 @@ void Line::take_in(std::size_t bytes) {
   // A message of a failed step is received all the same, so that its sender can release it.
   const bool is_wanted = reports_->mailbox->announce(peer_, entry.tag, entry.step);
   const bool is_here = receive_tensors(entry);
-  if (is_wanted && is_here) reports_->mailbox->deliver(std::move(entry));
+  if (!is_wanted) return;
+  if (is_here) return reports_->mailbox->deliver(std::move(entry));
+  reports_->mailbox->forget(peer_, entry.tag);  // whoever waits for it learns which rank is lost
 }
 
 nccl::Communicator& Line::path_in() {

@@ -33,6 +33,9 @@ struct Envelope {
   std::uint16_t number = kNowhere;
   std::string inline_bytes;  ///< Those of the inline tensors, one after the other.
 
+  /// Whether a tensor is not to be moved to the receiver's device; see Channel::kNoStep.
+  [[nodiscard]] bool stays_on_host(const TensorForm& form) const { return step == Channel::kNoStep && form.is_on_host; }
+
   static constexpr std::uint16_t kNowhere = UINT16_MAX;
 };
 

@@ -41,7 +41,7 @@ class Mailbox {
   /// Takes in the message; if it was announced, in the place of that announcement.
   void deliver(Entry entry) {
     const std::lock_guard lock(mutex_);
-    forget(entry.from, entry.tag);
+    drop_announcement(entry.from, entry.tag);
     if (entry.step >= first_step_) entries_.push_back(std::move(entry));
     ring();
   }
@@ -63,6 +63,12 @@ class Mailbox {
       }
     }
     return false;
+  }
+  /// The message that was announced will not come.
+  void forget(RankId from, const Tag& tag) {
+    const std::lock_guard lock(mutex_);
+    drop_announcement(from, tag);
+    ring();
   }
   /// Nothing more comes from this rank.
   void forget(RankId from) {
@@ -93,7 +99,8 @@ class Mailbox {
   }
 
  private:
-  void forget(RankId from, const Tag& tag) {
+  /// Under the lock.
+  void drop_announcement(RankId from, const Tag& tag) {
     for (auto one = coming_.begin(); one != coming_.end(); ++one) {
       if (one->from != from || one->tag != tag) continue;
       coming_.erase(one);

@@ -40,7 +40,8 @@ Message to_message(Envelope envelope, std::vector<at::Tensor> tensors, const std
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     at::Tensor& tensor = message.tensors[i];
     if (!tensor.defined()) continue;
-    if (device && tensor.device() != *device && !tensor.is_meta()) {
+    const bool stays = tensor.is_meta() || envelope.stays_on_host(description.tensors[i]);
+    if (device && tensor.device() != *device && !stays) {
       tensor = tensor.to(*device, /*non_blocking=*/!device->is_cpu());  // what arrives on the host is read at once
     }
     if (description.tensors[i].wants_gradient) tensor.set_requires_grad(true);

@@ -18,7 +18,8 @@ void find_description(const Descriptions& earlier, Envelope& envelope, Message& 
 /// `earlier`: what the sender has described to this rank.
 void look_up_description(Descriptions& earlier, Envelope& envelope);
 
-/// The message of an envelope. `tensors` are those of its description; they are moved to `device`, if any.
+/// The message of an envelope. `tensors` are those of its description; they are moved to `device`, if any, unless they
+/// stay on the host.
 Message to_message(Envelope envelope, std::vector<at::Tensor> tensors, const std::optional<at::Device>& device);
 
 }  // namespace stagecraft::wire

@@ -178,6 +178,22 @@ def one_leaves(rank, ranks):
         return error.peer
 
 
+def one_fails_outside_a_step(rank, ranks):
+    """Rank 1 fails while it has no step; says what the others hear."""
+    inputs, target = models.batch()
+    try:
+        with sc.World(timeout=60) as world:
+            pipeline = one_stage(world, microbatches=2, loss=models.mean_loss)
+            pipeline.step(inputs, target=target)
+            if rank == 1:
+                raise OSError("the data cannot be read")
+            pipeline.step(inputs, target=target)
+    except OSError:
+        return "own"
+    except sc.AbortedError as error:
+        return [error.peer, str(error)]
+
+
 def interrupted(rank, ranks, place):
     """Rank 1 computes; rank 0, which waits for it, gets SIGINT."""
 
@@ -228,6 +244,12 @@ class ProcessGroups(unittest.TestCase):
 
     def test_a_rank_that_leaves(self):
         self.assertEqual(processes.run("test_process_groups:one_leaves", 3), [None, 0, 0])
+
+    def test_an_error_outside_a_step(self):
+        first, second = processes.run("test_process_groups:one_fails_outside_a_step", 2)
+        self.assertEqual(second, "own")
+        self.assertEqual(first[0], 1)
+        self.assertIn("rank 1 has ended its program with OSError: the data cannot be read", first[1])
 
     def test_a_killed_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -4,8 +4,14 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
+#include <thread>
+
 #include "checkpoint_testing.h"
 #include "stagecraft/file/safetensors.h"
+#include "stagecraft/runtime/rank_scope.h"
+#include "stagecraft/transport/local.h"
+#include "support/forwarding_channel.h"
 
 namespace stagecraft {
 namespace {
@@ -233,6 +239,48 @@ TEST(Checkpoints, AnErrorInTheBackgroundIsThrownOnAllRanksByTheNextCall) {
   };
   EXPECT_THAT(by_save.messages(), says("step-2.safetensors"));
   EXPECT_THAT(by_wait.messages(), says("step-3.safetensors"));
+}
+
+/// Loses the first two bundles that come, as a rank without room for them does.
+class CrampedChannel : public ForwardingChannel {
+ public:
+  using ForwardingChannel::ForwardingChannel;
+  std::optional<Message> take(RankId from, const Tag& tag) override {
+    std::optional<Message> message = ForwardingChannel::take(from, tag);
+    const bool is_bundle = message && message->tensors.size() == 1 && message->tensors[0].defined() &&
+                           message->tensors[0].scalar_type() == at::kByte;
+    if (is_bundle && ++bundles_ <= 2) throw std::runtime_error("there is no room for it");
+    return message;
+  }
+  [[nodiscard]] int bundles() const { return bundles_; }
+
+ private:
+  std::atomic<int> bundles_ = 0;
+};
+
+TEST(CheckpointsOnThreads, WithoutRoomForSomeBundlesTheOthersAreDropped) {
+  const ScratchFolder folder;
+  LocalFabric fabric(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const RankScope scope(at::kCPU, 1);
+      auto own = std::make_unique<CrampedChannel>(fabric.channel(RankId(r)));
+      const CrampedChannel& channel = *own;
+      World world(std::make_shared<Transport>(std::move(own)), at::kCPU, kPatience);
+      // Each parameter is a bundle, and the buffer is another one.
+      Pipeline pipeline(world, {large_stage(r, 4'300'000)}, {.microbatches = 1});
+      Checkpoints checkpoints(world, {.folder = folder.path("run")});
+      checkpoints.save(pipeline, {.step = 1});
+      EXPECT_THAT(message_of([&] { checkpoints.wait(); }), HasSubstr("there is no room for it"));
+      if (r == 0) {
+        EXPECT_EQ(channel.bundles(), 3) << "a bundle that nobody takes stays for good";
+      }
+      checkpoints.save(pipeline, {.step = 2});
+      EXPECT_EQ(checkpoints.latest(), folder.path("run/step-2.safetensors"));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(Checkpoints, AStepThatFailsMeanwhileDoesNoHarm) {

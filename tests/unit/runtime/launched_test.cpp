@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/mpi.h"
 #include "support/message_of.h"
 
 namespace stagecraft {
@@ -96,6 +98,66 @@ TEST(Launched, ByMpirun) {
   EXPECT_THAT(message_of([&] { launched(apart); }), HasSubstr("set MASTER_ADDR"));
   EXPECT_EQ(launched(with(apart, {{"MASTER_ADDR", "b"}}))->host, "b");
   EXPECT_EQ(launched({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}})->ranks, 1);
+}
+
+/// Variables of this process.
+class OwnVariables {
+ public:
+  OwnVariables() = default;
+  ~OwnVariables() {
+    for (const auto& [name, before] : before_) {
+      if (before) {
+        ::setenv(name.c_str(), before->c_str(), /*overwrite=*/1);
+      } else {
+        ::unsetenv(name.c_str());
+      }
+    }
+  }
+  OwnVariables(const OwnVariables&) = delete;
+  OwnVariables& operator=(const OwnVariables&) = delete;
+
+  void set(const Values& values) {
+    for (const auto& [name, value] : values) {
+      const char* before = std::getenv(name.c_str());
+      before_.try_emplace(name, before != nullptr ? std::optional<std::string>(before) : std::nullopt);
+      ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
+    }
+  }
+
+ private:
+  std::map<std::string, std::optional<std::string>> before_;
+};
+
+TEST(Launched, WorkersOfTorchrunAreNotRanksOfTheLauncherThatHasStartedIt) {
+  OwnVariables own;
+  own.set({{"TORCHELASTIC_RUN_ID", ""}, {"PMIX_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}});
+  own.set(kTorchrun);
+  EXPECT_TRUE(is_started_by_mpi()) << "a script may set what torchrun sets, for other programs";
+  own.set({{"TORCHELASTIC_RUN_ID", "job"}});
+  EXPECT_FALSE(is_started_by_mpi());
+  own.set({{"MASTER_ADDR", ""}});
+  EXPECT_TRUE(is_started_by_mpi()) << "nobody says where rank 0 is";
+}
+
+TEST(Launched, ByTheMpirunOfAnotherMpiIsRefused) {
+  const auto told = [](const Values& values) {
+    return ranks_of_mpirun([&](const char* name) -> const char* {
+      const auto found = values.find(name);
+      return found == values.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(told({}), 0);
+  EXPECT_EQ(told({{"SLURM_NTASKS", "8"}, {"WORLD_SIZE", "8"}}), 0);  // of an allocation, of a script
+  EXPECT_EQ(told({{"OMPI_COMM_WORLD_SIZE", "8"}}), 8);
+  EXPECT_EQ(told({{"PMI_SIZE", "4"}}), 4);
+  EXPECT_EQ(told({{"OMPI_COMM_WORLD_SIZE", "8"}, {"PMI_SIZE", "1"}}), 1);  // one launcher inside the other
+
+  EXPECT_THAT(message_of([] { check_not_alone(8, 1); }),
+              HasSubstr("mpirun has started 8 ranks, but MPI has found 1, this process alone: start the program by"));
+  EXPECT_NO_THROW(check_not_alone(0, 1));
+  EXPECT_NO_THROW(check_not_alone(1, 1));
+  EXPECT_NO_THROW(check_not_alone(8, 8));
+  EXPECT_NO_THROW(check_not_alone(1, 8));
 }
 
 TEST(Launched, RefusesWhatCannotBe) {

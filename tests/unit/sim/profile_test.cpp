@@ -301,6 +301,24 @@ TEST(Profile, HalvesOfAnOverlapThatRanSideBySideTakeTheirTimeTogether) {
   EXPECT_NEAR(found.costs.stages[1].backward, 1, 1e-9);
 }
 
+TEST(Profile, AWaitThatTheOtherHalfOfAnOverlapHidesIsNoneOfItsTime) {
+  const Action send(ActionKind::kSendBackward, StageId(1), MicrobatchId(0));
+  for (const bool backward_first : {false, true}) {
+    const Span forward{to_action("0F1"), 10, 20};
+    const Span backward{to_action("0B0"), backward_first ? 9.5 : 10.5, 24, backward_first ? 7.5 : 6.5};  // until 17
+    Timeline first = {{to_action("0F0"), 0, 9.5}, forward, backward, {to_action("0B1"), 24, 28}};
+    if (backward_first) std::swap(first[1], first[2]);
+    const Timeline second = {{to_action("1F0"), 0, 12, 10},
+                             {to_action("1B0"), 12, 16},
+                             {send, 16, 16.5},
+                             {to_action("1F1"), 16.5, 18.5},
+                             {to_action("1B1"), 18.5, 22.5}};
+    const Profile found = profile_of({"overlapping", {{first, second}}});
+    EXPECT_NEAR(found.costs.stages[0].forward, (9.5 + 10 + (backward_first ? 0 : 0.5)) / 2, 1e-9);
+    EXPECT_NEAR(found.costs.stages[0].backward, 4, 1e-9) << "the first one took the 4 seconds after the forward";
+  }
+}
+
 TEST(Profile, AnOddStepDoesNotCount) {
   const Shape shape{.ranks = 2, .microbatches = 4};
   const Costs costs = uneven_costs(2);

@@ -108,5 +108,19 @@ TEST(TimelineTrace, EveryRankHasEveryStep) {
   EXPECT_THAT(message_for(written(recording)), HasSubstr("rank 1 has no action in step 1"));
 }
 
+TEST(TimelineSummary, HalvesOfAnOverlapThatRanSideBySideCountOnce) {
+  const Action f = Action::forward(StageId(0), MicrobatchId(1));
+  const Action b = Action::backward(StageId(1), MicrobatchId(0));
+  const Action send(ActionKind::kSendForward, StageId(0), MicrobatchId(1));
+  const Action reduce = Action::of_stage(ActionKind::kReduceGrad, StageId(1));
+  const TimelineSummary summary = summarize(
+      {{{f, 0, 10}, {b, 0.5, 14, 7}, {send, 14, 15}, {reduce, 14, 20, 5, 8, true}}, {{f, 0, 10}, {b, 0.5, 9.5}}});
+  EXPECT_NEAR(summary.seconds, 20, 1e-9);
+  ASSERT_EQ(summary.busy.size(), 2U);
+  EXPECT_NEAR(summary.busy[0], 14, 1e-9);
+  EXPECT_NEAR(summary.busy[1], 10, 1e-9);
+  EXPECT_NEAR(summary.idle(), 0.4, 1e-9);
+}
+
 }  // namespace
 }  // namespace stagecraft

@@ -110,8 +110,15 @@ class World:
     def __enter__(self) -> "World":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        """Ends the world as `close` does. The other ranks learn of an error that has ended the block."""
+        self._box.close(self._failure(error))
+
+    def _failure(self, error: BaseException | None) -> str | None:
+        if error is None or not self._box.is_open or (isinstance(error, SystemExit) and not error.code):
+            return None
+        words = str(error)
+        return f"rank {self.world_rank} has ended its program with {type(error).__name__}" + (f": {words}" if words else "")
 
     def __repr__(self) -> str:
         if not self._box.is_open:

@@ -1,6 +1,6 @@
 #include "noting_nccl.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -19,7 +19,11 @@ namespace noting_nccl {
 std::atomic<std::uint64_t> recorded = 0;
 std::atomic<std::uint64_t> ended = kAll;
 std::atomic<int> slow_rank = -1;
+std::atomic<bool> has_failed = false;
+std::atomic<bool> is_stuck = false;
+std::atomic<int> waiting = 0;
 Order blocked;
+std::vector<std::uint64_t> awaited;
 std::atomic<std::thread::id> observed;
 
 namespace {
@@ -34,6 +38,8 @@ c10::Stream fresh_stream(c10::DeviceType type) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(type, -1), ++last);
 }
 
+void check_device() { TORCH_CHECK(!has_failed, kDeviceError, "\nCompile with TORCH_USE_CUDA_DSA"); }
+
 template <c10::DeviceType kType>
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   [[nodiscard]] c10::Stream getStreamFromGlobalPool(c10::Device /*device*/, bool /*is_urgent*/) const override {
@@ -41,6 +47,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   }
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex /*device*/,
               const c10::EventFlag /*flag*/) const override {
+    check_device();
     if (*event == nullptr) *event = new Event;
     *static_cast<Event*>(*event) = {++recorded, stream.id()};
   }
@@ -48,9 +55,18 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   void block(void* event, const c10::Stream& stream) const override {
     if (std::this_thread::get_id() == observed.load()) {
       blocked.emplace_back(static_cast<Event*>(event)->stream, stream.id());
+      awaited.push_back(static_cast<Event*>(event)->number);
     }
   }
-  bool queryEvent(void* event) const override { return static_cast<Event*>(event)->number <= ended; }
+  bool queryEvent(void* event) const override {
+    check_device();
+    return static_cast<Event*>(event)->number <= ended;
+  }
+  void synchronizeStream(const c10::Stream& /*stream*/) const override {
+    ++waiting;
+    while (is_stuck) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --waiting;
+  }
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Event*>(event);
   }
@@ -64,6 +80,7 @@ const std::array kReplaced{replaced<c10::kCPU>(), replaced<c10::kMeta>()};
 
 std::mutex logs_mutex;
 std::map<std::string, std::map<int, Log>> logs;  // by id and rank
+std::map<nccl::Comm, int> aborts;
 std::atomic<int> ids = 0;
 
 int note(nccl::Comm comm, const char* what, std::size_t count) {
@@ -73,6 +90,43 @@ int note(nccl::Comm comm, const char* what, std::size_t count) {
 }
 
 }  // namespace
+
+int times_aborted(const std::string& id, int rank) {
+  const std::lock_guard lock(logs_mutex);
+  return aborts[&logs[id][rank]];
+}
+
+bool eventually(const std::function<bool()>& is_so) {
+  const auto until = nccl::Clock::now() + kPatience;
+  while (!is_so()) {
+    if (nccl::Clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+void FarRank::send(std::uint32_t kind, std::string text) const {
+  std::array<std::uint32_t, 2> head{kind, static_cast<std::uint32_t>(text.size())};
+  std::array<iovec, 2> parts{iovec{head.data(), sizeof head}, iovec{text.data(), text.size()}};
+  EXPECT_EQ(socket.write(parts), sizeof head + text.size());
+}
+
+void FarRank::introduce() const { send(3, nccl::new_id()); }
+
+void FarRank::announce(const Tag& tag, const std::vector<std::int64_t>& sizes) const {
+  const auto description = std::make_shared<wire::Description>();
+  std::vector<at::Tensor> tensors;
+  if (!sizes.empty()) {
+    wire::TensorForm& form = description->tensors.emplace_back();
+    form.is_defined = true;
+    form.sizes = sizes;
+    tensors.push_back(at::empty(sizes, at::kMeta));
+  }
+  wire::Envelope envelope;
+  envelope.tag = tag;
+  envelope.description = description;
+  send(1, wire::encode(envelope, tensors));
+}
 
 std::pair<sockets::Socket, sockets::Socket> connected_sockets() {
   std::array<int, 2> ends{};
@@ -172,9 +226,14 @@ int ncclCommInitRank(Comm* comm, int /*ranks*/, stagecraft::nccl::Id id, int ran
   if (rank == slow_rank) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::lock_guard lock(logs_mutex);
   *comm = &logs[std::string(id.bytes, sizeof id.bytes)][rank];
+  aborts[*comm] = 0;
   return 0;
 }
-int ncclCommAbort(Comm /*comm*/) { return 0; }
+int ncclCommAbort(Comm comm) {
+  using namespace stagecraft::noting_nccl;
+  const std::lock_guard lock(logs_mutex);
+  return ++aborts[comm], 0;
+}
 const char* ncclGetErrorString(int /*result*/) { return "an error"; }
 const char* ncclGetLastError(Comm /*comm*/) { return ""; }
 int ncclSend(const void*, std::size_t, int, int, Comm, Stream) { return 0; }

@@ -25,14 +25,26 @@ inline constexpr std::uint64_t kAll = UINT64_MAX;
 extern std::atomic<std::uint64_t> recorded;  // events
 extern std::atomic<std::uint64_t> ended;     // events up to this number; kAll unless a test says less
 extern std::atomic<int> slow_rank;           // connects later than the others
+extern std::atomic<bool> has_failed;         // the device: events give kDeviceError
+extern std::atomic<bool> is_stuck;           // what is issued: threads that wait for a stream wait on
+extern std::atomic<int> waiting;             // such threads
+
+inline constexpr const char* kDeviceError = "CUDA error: device-side assert triggered";
 
 /// The second stream waits for the first.
 using Order = std::vector<std::pair<c10::StreamId, c10::StreamId>>;
-extern Order blocked;  // by the thread that is observed
+extern Order blocked;                       // by the thread that is observed
+extern std::vector<std::uint64_t> awaited;  // the numbers of the events that it made streams wait for
 extern std::atomic<std::thread::id> observed;
 
 /// What was issued to one rank's communicator.
 using Log = std::vector<std::string>;
+
+/// How often that of this id and rank was aborted.
+int times_aborted(const std::string& id, int rank);
+
+/// Whether it becomes true in time.
+bool eventually(const std::function<bool()>& is_so);
 
 /// Throws in place of the message that arrives as the n-th from now on.
 class FailingChannel : public ForwardingChannel {
@@ -52,6 +64,19 @@ class FailingChannel : public ForwardingChannel {
 
 /// The ends of a socket between two ranks.
 std::pair<sockets::Socket, sockets::Socket> connected_sockets();
+
+/// A rank of which there is no more than the end of a socket.
+struct FarRank {
+  sockets::Socket socket;
+
+  /// Tells the other end by which communicator it sends.
+  void introduce() const;
+  /// The envelope of a message with one tensor of a device, which NCCL would bring; empty sizes: without any.
+  void announce(const Tag& tag, const std::vector<std::int64_t>& sizes) const;
+
+ private:
+  void send(std::uint32_t kind, std::string text) const;
+};
 
 /// One of several ranks, with a group of all.
 struct Rank {

@@ -102,20 +102,9 @@ TEST(SocketChannel, SaysThatThereIsNoRoomForWhatNcclSends) {
   std::promise<std::string> said;
   channel.start({{}, {}, [&](const std::string& text) { said.set_value(text); }});
 
-  const auto send = [&sender = sender](std::uint32_t kind, std::string text) {
-    std::array<std::uint32_t, 2> head{kind, static_cast<std::uint32_t>(text.size())};
-    std::array<iovec, 2> parts{iovec{head.data(), sizeof head}, iovec{text.data(), text.size()}};
-    EXPECT_EQ(sender.write(parts), sizeof head + text.size());
-  };
-  send(3, new_id());
-  auto description = std::make_shared<wire::Description>();
-  wire::TensorForm& form = description->tensors.emplace_back();
-  form.is_defined = true;
-  form.sizes = {std::int64_t{1} << 50};
-  wire::Envelope envelope;
-  envelope.tag = {MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(2)};
-  envelope.description = description;
-  send(1, wire::encode(envelope, {torch::empty(form.sizes, torch::kMeta)}));
+  const FarRank far{std::move(sender)};
+  far.introduce();
+  far.announce({MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(2)}, {std::int64_t{1} << 50});
   std::future<std::string> text = said.get_future();
   ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
   EXPECT_THAT(text.get(), HasSubstr("rank 0 is out of memory: it has no room for 4503599627370496 bytes"));

@@ -1,0 +1,143 @@
+// What a rank does and says when another one dies, or its own device fails.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <future>
+#include <optional>
+
+#include "coordinator.h"
+#include "noting_nccl.h"
+#include "support/message_of.h"
+#include "support/patience.h"
+
+namespace stagecraft::nccl {
+namespace {
+
+using testing::HasSubstr;
+using namespace noting_nccl;
+
+const Tag kActivation{MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(2)};
+const Tag kNext{MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(3)};
+
+/// Rank 0 of three. There is nothing behind the others but sockets.
+class RankZero : public testing::Test {
+ protected:
+  RankZero() {
+    std::vector<sockets::Socket> own(3);
+    for (std::size_t r = 1; r < 3; ++r) std::tie(own[r], others[r].emplace().socket) = connected_sockets();
+    auto below = std::make_unique<sockets::SocketChannel>(RankId(0), std::move(own), std::nullopt, watch, nullptr);
+    channel = below.get();
+    transport.emplace(std::move(below));
+    channel->start({[this](RankId rank, const std::string& text) {
+                      transport->coordinator().lose(rank, text);
+                      watch->abort_all();
+                      ++losses;
+                    },
+                    [] { return false; }, [this](const std::string& text) { said.set_value(text); }});
+  }
+  ~RankZero() override {
+    has_failed = false;
+    ended = kAll;
+    const std::vector<std::shared_ptr<sockets::Line>> lines = channel->lines();
+    channel->say_goodbye();  // so that what follows is not reported
+    others = {};
+    for (const auto& line : lines) {
+      EXPECT_TRUE(line == nullptr || line->wait_until_over(Clock::now() + kPatience));
+    }
+  }
+
+  std::shared_ptr<Watch> watch = std::make_shared<Watch>(c10::kCPU, kPatience);
+  std::atomic<int> losses = 0;
+  std::promise<std::string> said;
+  std::array<std::optional<FarRank>, 3> others;
+  sockets::SocketChannel* channel = nullptr;
+  std::optional<Transport> transport;
+};
+
+/// Its sender was already inside an action when it heard of the loss, and sent the envelope all the same.
+TEST_F(RankZero, DoesNotWaitForWhatIsAnnouncedAfterALoss) {
+  others[2].reset();
+  ASSERT_TRUE(eventually([&] { return losses == 1; }));
+  others[1]->introduce();
+  others[1]->announce(kActivation, {4});
+  others[1]->announce(kNext, {});
+  ASSERT_TRUE(eventually([&] { return channel->is_coming(RankId(1), kNext); }));
+  EXPECT_FALSE(channel->is_coming(RankId(1), kActivation));
+  EXPECT_THAT(message_of([&] { transport->receive(RankId(1), kActivation, std::chrono::seconds(1)); }),
+              HasSubstr("the process of rank 2 has ended in the middle of the run"));
+  EXPECT_TRUE(transport->receive(RankId(1), kNext, kPatience).tensors.empty());
+}
+
+TEST_F(RankZero, SaysThatItsOwnDeviceHasFailed) {
+  has_failed = true;
+  others[1]->introduce();
+  others[1]->announce(kActivation, {4});
+  std::future<std::string> text = said.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(text.get(), std::string("rank 0: ") + kDeviceError);
+  EXPECT_TRUE(channel->lines()[1]->wait_until_over(Clock::now() + kPatience));
+  EXPECT_EQ(losses, 0) << "rank 1 is well";
+}
+
+TEST(Communicator, IsIdleOnADeviceThatHasFailed) {
+  Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0);
+  ASSERT_TRUE(ranks.wait_until_connected(Clock::now() + kPatience));
+  ended = recorded.load();
+  ASSERT_TRUE(ranks.issue("the sum", [](const Library&, Comm, Stream) {}));
+  EXPECT_FALSE(ranks.is_idle());
+  EXPECT_EQ(ranks.device_error(), std::nullopt);
+  has_failed = true;
+  EXPECT_EQ(ranks.overdue(std::chrono::milliseconds(0)), std::nullopt);
+  EXPECT_TRUE(ranks.is_idle());
+  EXPECT_EQ(ranks.device_error(), kDeviceError);
+  has_failed = false;
+  ended = kAll;
+}
+
+TEST(Watch, ReportsThatTheDeviceHasFailed) {
+  std::promise<std::string> said;
+  Watch watch(c10::kCPU, kPatience);
+  watch.start({}, [&](const std::string& text) { said.set_value(text); });
+  const auto ranks = watch.connect(new_id(), {RankId(0), RankId(1)}, 0);
+  ASSERT_TRUE(ranks->wait_until_connected(Clock::now() + kPatience));
+  ended = recorded.load();
+  ASSERT_TRUE(ranks->issue("the sum", [](const Library&, Comm, Stream) {}));
+  has_failed = true;
+  std::future<std::string> text = said.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(text.get(), kDeviceError);
+  has_failed = false;
+  ended = kAll;
+}
+
+/// The other rank has died between the two: nothing else would end what this one has issued.
+TEST(Communicator, IsAbortedWhileItWarmsUp) {
+  is_stuck = true;
+  const std::string id = new_id();
+  Communicator ranks(c10::Device(c10::kCPU), id, {RankId(0), RankId(1)}, 0);
+  EXPECT_TRUE(eventually([] { return waiting == 1; }));
+  EXPECT_FALSE(ranks.wait_until_connected(Clock::now()));
+  ranks.abort();
+  EXPECT_EQ(times_aborted(id, 0), 1);
+  EXPECT_TRUE(ranks.wait_until_connected(Clock::now()));
+  is_stuck = false;
+  EXPECT_TRUE(eventually([] { return waiting == 0; }));
+  ranks.abort();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the thread that connects comes to its end
+  EXPECT_EQ(times_aborted(id, 0), 1) << "it is gone after the first time";
+  EXPECT_FALSE(ranks.issue("the sum", [](const Library&, Comm, Stream) {}));
+}
+
+TEST(Communicator, IsAbortedOnceItIsConnected) {
+  slow_rank = 0;
+  const std::string id = new_id();
+  Communicator ranks(c10::Device(c10::kCPU), id, {RankId(0), RankId(1)}, 0);
+  ranks.abort();
+  EXPECT_TRUE(eventually([&] { return times_aborted(id, 0) == 1; }));
+  slow_rank = -1;
+}
+
+}  // namespace
+}  // namespace stagecraft::nccl
