@@ -10,7 +10,7 @@ endif()
 set(STAGECRAFT_NCCL "" CACHE FILEPATH "libnccl.so.2 for the tests, in place of LibTorch's own: ranks that share a GPU need version 2.30 or later")
 
 set(on_gpu STAGECRAFT_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1)
-set(over_nccl ${on_gpu} NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1)
+set(over_nccl ${on_gpu} NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 CUDA_MODULE_LOADING=EAGER)  # as launch sets it
 if(STAGECRAFT_NCCL)
   list(APPEND over_nccl LD_PRELOAD=${STAGECRAFT_NCCL})
 endif()

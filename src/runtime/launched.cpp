@@ -83,6 +83,11 @@ void check_can_choose(const Launched& launched, int devices) {
                         " to its number among the ranks of its host, or CUDA_VISIBLE_DEVICES to its GPU");
 }
 
+void prepare_cuda() {
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+}
+
 int ranks_of_mpirun(const Variables& variables) {
   int least = 0;
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {

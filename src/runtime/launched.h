@@ -31,6 +31,11 @@ std::optional<Launched> launched_by(const Variables& variables);
 /// launcher has not said that one, and all ranks would take the same device.
 void check_can_choose(const Launched& launched, int devices);
 
+/// Before CUDA begins in a process that is one of several ranks: operations that wait for another rank must hold up
+/// neither others, for which the device has 8 queues by default, nor the loading of kernels, which may wait for all
+/// that runs. So it asks for 32 queues, and for all kernels at once. Variables that are set already stay.
+void prepare_cuda();
+
 /// How many ranks mpirun has started, as it tells each of them; 0 if it does not, the least if several do. Asked for
 /// before MPI starts, which may set these variables itself.
 int ranks_of_mpirun(const Variables& variables);

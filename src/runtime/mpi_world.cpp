@@ -43,7 +43,7 @@ bool can_use_nccl(const MpiProcess& process, Transport& transport, const at::Dev
 }
 
 int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)>& program) {
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);  // as for other processes
+  prepare_cuda();
   const int told = ranks_of_mpirun([](const char* name) -> const char* { return std::getenv(name); });
   MpiProcess process(options.timeout);
   std::optional<std::string> failure;

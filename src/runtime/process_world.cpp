@@ -63,9 +63,7 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
         "the world 'processes' is for programs that a launcher starts, such as torchrun: no launcher has "
         "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
   }
-  // Operations that wait for another rank must not hold up others on the device, which by default has 8 queues for all
-  // streams.
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  prepare_cuda();
   static std::atomic<int> worlds = 0;
   const int world_number = worlds++;  // counted also where it fails: the store knows the worlds by it
   const RankId rank(launched->rank);

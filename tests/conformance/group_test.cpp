@@ -176,6 +176,43 @@ TEST_P(Groups, GroupsOfTheSameRanksDoNotMixEvenFromTwoThreads) {
   });
 }
 
+/// CUDA loads a kernel when it is used for the first time, and may wait for all that runs on the device meanwhile.
+TEST_P(Groups, TwoGroupsWorkWhileKernelsAreUsedForTheFirstTime) {
+  run([](Transport& transport, Group& group) {
+    std::vector<RankId> alike;
+    for (int r = transport.rank().value % 2; r < transport.ranks(); r += 2) alike.emplace_back(r);
+    const std::unique_ptr<Group> half = group_of(transport, alike);
+    const auto work = [](Group& own, at::ScalarType type) {
+      const auto options = at::TensorOptions(test_device().value_or(at::kCPU)).dtype(type);
+      at::Tensor sum = at::ones({1000}, options);
+      const auto add_up = [&](const at::Tensor& more) {
+        sum = at::ones({1000}, options) + 0 * more;
+        own.all_reduce(sum);
+      };
+      using Function = at::Tensor (*)(const at::Tensor&);
+      for (const Function function :
+           {Function(at::sin),     Function(at::cos),    Function(at::tan),   Function(at::asin),
+            Function(at::acos),    Function(at::atan),   Function(at::sinh),  Function(at::cosh),
+            Function(at::asinh),   Function(at::acosh),  Function(at::atanh), Function(at::erf),
+            Function(at::erfc),    Function(at::erfinv), Function(at::exp2),  Function(at::expm1),
+            Function(at::log1p),   Function(at::log2),   Function(at::log10), Function(at::lgamma),
+            Function(at::digamma), Function(at::i0),     Function(at::sinc),  Function(at::ceil),
+            Function(at::floor),   Function(at::trunc),  Function(at::frac),  Function(at::sgn),
+            Function(at::rsqrt),   Function(at::signbit)}) {
+        add_up(function(sum).nan_to_num(0, 0, 0));
+      }
+      EXPECT_EQ(sum.mean().item<double>(), own.size());
+    };
+    std::thread beside([&] {
+      std::optional<c10::StreamGuard> stream;
+      if (const auto device = test_device(); device && !device->is_cpu()) stream.emplace(new_stream(*device));
+      work(*half, at::kDouble);
+    });
+    work(group, at::kFloat);
+    beside.join();
+  });
+}
+
 TEST_P(Groups, ASingleRankNeedsNobody) {
   run([](Transport& transport, Group&) {
     MessageGroup alone(transport, {transport.rank()}, 0, kPatience);

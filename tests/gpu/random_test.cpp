@@ -14,7 +14,7 @@ std::vector<at::Tensor> losses_of(int draws) {
   std::vector<at::Tensor> losses;
   run_ranks(
       {.ranks = 2, .device = [](RankId) { return kGpu; }, .timeout = std::chrono::seconds(20)}, [&](World& world) {
-        constexpr int kMicrobatches = 64;
+        constexpr int kInFlight = 64;
         torch::manual_seed(1);
         auto layer = std::make_shared<torch::nn::LinearImpl>(kWidth, kWidth);
         {
@@ -32,10 +32,10 @@ std::vector<at::Tensor> losses_of(int draws) {
         Pipeline pipeline(
             world, std::move(stages),
             {.schedule = "GPipe",
-             .microbatches = kMicrobatches,
+             .microbatches = kInFlight,
              .loss = [](const at::Tensor& output, const at::Tensor& target) { return (output - target).pow(2).mean(); },
              .seed = 3});
-        const at::Tensor x = at::ones({kMicrobatches * 4, kWidth}, at::TensorOptions(kGpu));
+        const at::Tensor x = at::ones({kInFlight * 4, kWidth}, at::TensorOptions(kGpu));
         for (int step = 0; step < 10; ++step) {
           if (world.rank().value == 1) {
             for (int i = 0; i < draws; ++i) at::dropout(x, 0.5, true);

@@ -256,7 +256,7 @@ class Modules(unittest.TestCase):
         layer.load, layer.last[1], layer.calls, layer.made = load, last, 1, {"deep": (load,)}
         layer.history.append(more)
         address = lambda tensor: tensor.untyped_storage().data_ptr()
-        since, carries, changed, watches = memory.compare(ticket, [address(layer.mask), address(layer.running_mean)], [address(load)])
+        since, carries, changed, watches = memory.compare(ticket, [address(layer.mask), address(layer.running_mean)])
         self.assertEqual((carries, changed, watches), (False, True, True))
         layer.load, layer.last[1], layer.calls, layer.made = None, None, 7, None
         memory.put_again(since)
@@ -272,7 +272,7 @@ class Modules(unittest.TestCase):
         self.assertFalse(memory.has_replaced(since))
         layer.running_mean = torch.ones(2)
         self.assertTrue(memory.has_replaced(since))
-        _, carries, _, _ = memory.compare(ticket, [address(torch.ones(1))], [])
+        _, carries, _, _ = memory.compare(ticket, [address(torch.ones(1))])
         self.assertFalse(carries)
         del ticket, since
         self.assertEqual((len(memory._kept), len(memory._changes)), (0, 0))

@@ -265,6 +265,14 @@ class Pipelines(unittest.TestCase):
                 environment["CUDA_DEVICE_MAX_CONNECTIONS"] = given
             self.assertEqual(subprocess.check_output([sys.executable, "-c", program], env=environment, text=True).strip(), expected)
 
+    def test_ranks_load_all_kernels_at_once(self):
+        program = "import os, stagecraft.torch; print(os.environ.get('CUDA_MODULE_LOADING'))"
+        for given, expected in (({}, "None"), ({"WORLD_SIZE": "1"}, "None"), ({"WORLD_SIZE": "2"}, "EAGER"), ({"PMI_SIZE": "4", "CUDA_MODULE_LOADING": "LAZY"}, "LAZY")):
+            with self.subTest(given):
+                unset = ("CUDA_MODULE_LOADING", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+                environment = {name: value for name, value in os.environ.items() if name not in unset}
+                self.assertEqual(subprocess.check_output([sys.executable, "-c", program], env={**environment, **given}, text=True).strip(), expected)
+
     def test_few_queues_are_told(self):
         for given, words in ((None, "before stagecraft.torch was imported"), ("1", "CUDA_DEVICE_MAX_CONNECTIONS is 1")):
             with self.subTest(given), mock.patch.dict(os.environ), self.assertWarnsRegex(UserWarning, words):

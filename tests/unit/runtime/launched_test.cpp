@@ -52,6 +52,17 @@ TEST(Launched, ByTorchrun) {
   EXPECT_TRUE(launched(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))->has_store);
 }
 
+TEST(Launched, CudaIsAskedForQueuesAndKernelsUnlessTheUserHas) {
+  const auto is = [](const char* name, const std::string& value) { return std::getenv(name) == value; };
+  for (const char* name : {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"}) ::unsetenv(name);
+  prepare_cuda();
+  EXPECT_TRUE(is("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
+  EXPECT_TRUE(is("CUDA_MODULE_LOADING", "EAGER"));
+  ::setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+  prepare_cuda();
+  EXPECT_TRUE(is("CUDA_MODULE_LOADING", "LAZY"));
+}
+
 TEST(Launched, WithoutALocalRankCannotChooseAmongDevices) {
   Values values = kTorchrun;
   EXPECT_NO_THROW(check_can_choose(*launched(values), 8));

@@ -34,9 +34,12 @@ def _check_torch() -> None:
 
 _check_torch()
 
-# A stream that waits for another rank must not hold up others; CUDA has 8 queues for all of them, unless it reads this when it begins.
+# CUDA reads these when it begins. A stream that waits for another rank must hold up neither others, for which there are 8 queues by default, nor the loading
+# of a kernel, which may wait for all that runs: one of several ranks loads all kernels at once.
 if not _torch.cuda.is_initialized():
     _os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    if any(_os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")):
+        _os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 from stagecraft.torch._errors import (  # noqa: E402
     AbortedError,
