@@ -1,0 +1,261 @@
+"""Python modules as graphs that keep, carry and replace tensors, and callers that do: always what eager steps give."""
+
+import types
+
+import torch
+from graph_case import DEVICE, WIDTH, Block, GraphCase, loss_of, train
+from torch import nn
+
+
+class Carries(Block):
+    """Replaces a tensor that it goes on from in the next step."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.average = torch.zeros(WIDTH, device=DEVICE)
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean((0, 1))
+        return x - self.average
+
+
+class CarriesInATuple(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = (torch.zeros(WIDTH, device=DEVICE), [])
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.state = (0.9 * self.state[0] + 0.1 * x.detach().mean((0, 1)), [])
+        return x - self.state[0]
+
+
+class CarriesInAnObject(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = types.SimpleNamespace(average=torch.zeros(WIDTH, device=DEVICE))
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.state = types.SimpleNamespace(average=0.9 * self.state.average + 0.1 * x.detach().mean((0, 1)))
+        return x - self.state.average
+
+
+class Swaps(Block):
+    """Reads one tensor and writes the other, and the other way round at the next call."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.previous, self.next = torch.zeros(WIDTH, device=DEVICE), torch.zeros(WIDTH, device=DEVICE)
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.next.copy_(0.9 * self.previous + 0.1 * x.detach().mean((0, 1)))
+        self.previous, self.next = self.next, self.previous
+        return x - self.previous.clone()
+
+
+class Forgets(Block):
+    """Makes its state when it has none, and changes it in place."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.average = None
+
+    def forward(self, x):
+        x = super().forward(x)
+        mean = x.detach().mean((0, 1))
+        if self.average is None:
+            self.average = mean.clone()
+        else:
+            self.average.lerp_(mean, 0.1)
+        return x - self.average.clone()
+
+
+class Activated(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.activation = nn.Tanh()
+
+    def forward(self, x):
+        return self.activation(super().forward(x))
+
+
+class Tells(Block):
+    """Leaves a number for others to read, as routers do."""
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.load = x.detach().abs().mean()
+        return x
+
+
+class CarriesAndRemembers(Carries):
+    """Somebody else has the tensor that it replaces."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.history = []
+
+    def forward(self, x):
+        self.history.append(self.average)
+        return super().forward(x)
+
+
+class TellsInMany(Block):
+    """Numbers for others, in places of all kinds."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.stats, self.all, self.pair = {}, [], None
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.stats["load"] = x.detach().abs().mean()
+        self.pair = (self.stats["load"] * 2, "of the last microbatch")
+        self.all.append(self.pair[0] * 2)
+        return x
+
+
+class Masked(Block):
+    """Reads what the caller has put there."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.register_buffer("shift", torch.zeros(WIDTH))
+        self.mask = torch.ones(WIDTH, device=DEVICE)
+
+    def forward(self, x):
+        return super().forward(x) * self.mask + self.shift
+
+
+class CarriesABuffer(Block):
+    def forward(self, x):
+        x = super().forward(x)
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean((0, 1))
+        return x - self.seen
+
+
+class GraphState(GraphCase):
+    def test_gradients_that_are_kept(self):
+        """A replay does not overwrite what somebody has kept; what Python has only looked at is not kept."""
+        kept = []
+
+        def before(step, modules):
+            if step in (3, 4):
+                gradient = modules[0].out.weight.grad
+                kept.append((gradient, gradient.clone()))
+
+        captured = self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, before=before)
+        self.assertEqual(captured.reason, "")
+        for gradient, value in kept:
+            self.assertTrue(torch.equal(gradient, value))
+
+    def test_tensors_that_a_module_carries_and_replaces(self):
+        for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesAndRemembers, CarriesABuffer):
+            with self.subTest(block.__name__):
+                captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block)
+                self.assertIn("carries from step to step", captured.reason)
+
+    def test_tensors_that_a_module_swaps(self):
+        captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=Swaps, microbatches=3)
+        self.assertIn("carries from step to step", captured.reason)
+
+    def test_state_that_the_caller_takes_away(self):
+        def before(step, modules):
+            for module in modules if step in (5, 12) else ():
+                module.average = None
+
+        for ranks in (1, 2):
+            for lanes in ({}, {"lanes": 1}):
+                with self.subTest(ranks=ranks, **lanes):
+                    captured = self.same(None, schedule="LoopedBFS", stages_per_rank=4 // ranks, ranks=ranks, block=Forgets, before=before, steps=18, **lanes)
+                    self.assertGreaterEqual(captured.replayed, 11, captured.reason)
+
+    def test_a_submodule_that_is_replaced(self):
+        def before(step, modules):
+            for module in modules if step == 4 else ():
+                module.activation = nn.Hardtanh()
+
+        self.same(8, schedule="Interleaved1F1B", stages_per_rank=4, block=Activated, before=before, steps=10)
+
+    def test_tensors_that_a_module_leaves_for_others(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                self.same(5, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Tells, told=lambda module: [module.load])
+
+    def test_tensors_that_are_left_for_others_after_evaluations_and_other_shapes(self):
+        """Each of these replaces what the last replay has left. Steps of two shapes take turns, so both are replayed."""
+
+        def told(module):
+            told = [module.stats["load"], module.pair[0], *module.all]
+            module.stats.clear()
+            module.all.clear()
+            return told
+
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                captured = self.same(28, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=TellsInMany, told=told, steps=30,
+                                     rows=lambda step: 8 if step % 2 else 4, evaluates=lambda step: step % 3 == 2)
+                self.assertEqual(captured.graphs, 2)
+
+    def test_losses_that_are_kept(self):
+        """The memory of a graph's losses may be used by another graph."""
+        for lanes in (1, 4):
+            kept = {}
+
+            def loss(output, target):
+                kept["loss"] = loss_of(output, target)
+                kept["alias"] = kept["loss"].detach()
+                return kept["loss"]
+
+            with self.subTest(lanes=lanes):
+                self.same(18, schedule="Interleaved1F1B", stages_per_rank=4, loss=loss, steps=20, rows=lambda step: 8 if step % 10 < 5 else 4, lanes=lanes,
+                          told=lambda module: [kept["loss"].detach(), kept["alias"]])
+
+    def test_tensors_that_the_caller_replaces(self):
+        """Also such as he has more of, and while there are graphs of two kinds."""
+        masks = [torch.full((WIDTH,), 1 + 0.1 * i, device=DEVICE) for i in range(4)]
+
+        def set_mask(module, number):
+            module.mask = masks[number % 4]
+
+        def set_buffer(module, number):
+            module.shift = torch.full((WIDTH,), 0.1 * number, device=DEVICE)
+
+        for change in (set_mask, set_buffer):
+            for rows in (lambda step: 8, lambda step: 8 if step % 2 else 4):
+                for every in (1, 10):
+                    with self.subTest(change=change.__name__, shapes=rows(0), every=every):
+
+                        def before(step, modules):
+                            for module in modules if step % every == 0 else ():
+                                change(module, step // every)
+
+                        steps = 15 if every == 1 else 30
+                        options = {"schedule": "Interleaved1F1B", "stages_per_rank": 4, "block": Masked, "steps": steps, "rows": rows, "before": before}
+                        if every == 10:  # the first step of each kind is eager, and so is the first after a change
+                            self.same(steps - 3 * len({rows(0), rows(1)}), **options)
+                            continue
+                        expected, _ = train(False, **options)
+                        got, captured = train(True, **options)
+                        self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, expected)))
+                        self.assertLess(captured.replayed, 7)
+                        self.assertIn("replaced by another between steps", captured.reason)
+
+    def test_tensors_that_the_caller_replaces_on_one_replica(self):
+        """There the step is eager once and captured anew, while the other replica goes on to replay."""
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                swapped = []
+
+                def before(step, modules):
+                    for module in modules if step in (5, 13) else ():
+                        if module.replica == 1:
+                            module.mask = torch.full((WIDTH,), 1 + 0.1 * step, device=DEVICE)
+                            swapped.append(step)
+
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, replicas=2, block=Masked, before=before, steps=20)
+                self.assertGreaterEqual(captured.replayed, 17)
+                self.assertEqual(sorted(swapped), [5] * 8 + [13] * 8)  # eagerly, and as graphs
