@@ -70,7 +70,8 @@ std::vector<Tensor> on_one_device(int stages, const Tensor& x, const Tensor& y) 
 class SharedGradients : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(SharedGradients, AreThoseOfOneDevice) {
-  const auto& [schedule, ranks] = GetParam();
+  const std::string& schedule = std::get<0>(GetParam());
+  const int ranks = std::get<1>(GetParam());
   const Tensor x = numbers({kMicrobatches, kWidth}, 1).to(at::kFloat);
   const Tensor y = numbers({kMicrobatches, kWidth}, 2).to(at::kFloat);
   std::vector<std::shared_ptr<Block>> blocks;
