@@ -52,12 +52,20 @@ inline std::string weight_name(const Traits& traits, int layer) {
   return "layer" + std::to_string(owner(traits, layer)) + ".weight";
 }
 
+/// The auxiliary loss belongs to a layer in the middle, and has a parameter of its own: one element of one dimension.
+inline bool has_extra(const Traits& traits, int layer) { return traits.extra && layer == traits.layers / 2; }
+inline constexpr const char* kShift = "shift";
+
 /// Weights of some layers; layers with one name share one tensor.
 class Weights {
  public:
   /// The same numbers for a name, wherever it is made.
   Weights(const Traits& traits, int begin, int end) : traits_(traits) {
     for (int layer = begin; layer < end; ++layer) {
+      if (has_extra(traits, layer)) {
+        const at::ScalarType real = c10::toRealValueType(traits.type);
+        named_.emplace_back(kShift, numbers({1}, 1, real).set_requires_grad(true));
+      }
       const std::string name = weight_name(traits, layer);
       if (find(name) != nullptr) continue;
       double phase = 0;
@@ -69,6 +77,7 @@ class Weights {
 
   [[nodiscard]] const NamedTensors& named() const { return named_; }
   [[nodiscard]] const at::Tensor& of(int layer) const { return *find(weight_name(traits_, layer)); }
+  [[nodiscard]] const at::Tensor& shift() const { return *find(kShift); }
 
  private:
   [[nodiscard]] const at::Tensor* find(const std::string& name) const {
@@ -104,10 +113,9 @@ inline Between run_layer(const Traits& traits, const Weights& weights, int layer
   return {x, in.skipped};
 }
 
-/// The auxiliary loss belongs to a layer in the middle.
-inline bool has_extra(const Traits& traits, int layer) { return traits.extra && layer == traits.layers / 2; }
-inline at::Tensor extra_loss(const at::Tensor& x) {
-  return 0.1 * (at::is_complex(x) ? at::real(x * x.conj()) : x.pow(2)).mean();
+/// The gradient of the shift is a view of the loss's.
+inline at::Tensor extra_loss(const at::Tensor& x, const Weights& weights) {
+  return 0.1 * (at::is_complex(x) ? at::real(x * x.conj()) : x.pow(2)).mean() + weights.shift().squeeze();
 }
 
 inline at::Tensor loss_of(const Traits& traits, const at::Tensor& output, const at::Tensor& target) {
@@ -128,7 +136,7 @@ inline Stage make_layers(const Traits& traits, int index, int begin, int end) {
     Between between{call.tensor(0), call.arguments.size() > 1 ? call.tensor(1) : at::Tensor()};
     for (int layer = begin; layer < end; ++layer) {
       between = run_layer(traits, *weights, layer, between, *training);
-      if (has_extra(traits, layer)) *extra = extra_loss(between.x);
+      if (has_extra(traits, layer)) *extra = extra_loss(between.x, *weights);
     }
     if (traits.skip && begin == 0 && end < traits.layers) return ValueList{between.x, between.skipped};
     return between.x;

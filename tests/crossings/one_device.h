@@ -126,7 +126,7 @@ class OneDevice {
         std::vector<at::Tensor> extra;
         for (int layer = 0; layer < traits.layers; ++layer) {
           between = run_layer(traits, weights_, layer, between, /*training=*/true);
-          if (has_extra(traits, layer)) extra.push_back(extra_loss(between.x));
+          if (has_extra(traits, layer)) extra.push_back(extra_loss(between.x, weights_));
         }
         const double weight = weight_of(traits, target) / total;
         if (weight == 0) continue;  // gradients are zero, whatever the loss is
