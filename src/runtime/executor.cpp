@@ -216,18 +216,21 @@ void Executor::execute(const Instruction& instruction) {
   }
 }
 
+/// Returns how many seconds it waited. A capture reads no parameters.
+double Executor::require_parameters(std::uint32_t stage) { return is_capturing_ ? 0 : parameters_.require(stage); }
+
 void Executor::perform(const Instruction& instruction) {
   switch (instruction.action.kind()) {
     case ActionKind::kForward:
-      waited_ += parameters_.require(instruction.stage);
+      waited_ += require_parameters(instruction.stage);
       return forward(instruction);
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
-      waited_ += parameters_.require(instruction.stage);
+      waited_ += require_parameters(instruction.stage);
       backward(instruction);
       return parameters_.collect_gradients(instruction.stage);
     case ActionKind::kBackwardWeight:
-      waited_ += parameters_.require(instruction.stage);
+      waited_ += require_parameters(instruction.stage);
       weight_part(instruction);
       return parameters_.collect_gradients(instruction.stage);
     case ActionKind::kSendForward:
@@ -237,7 +240,7 @@ void Executor::perform(const Instruction& instruction) {
     case ActionKind::kRecvBackward:
       return world_.transport().post_receive(instruction.peer, instruction.tag);
     case ActionKind::kUnshard:
-      if (is_capturing_) return;  // see run_as_graph
+      if (is_capturing_) return;  // see replay_pieces
       return parameters_.unshard(instruction.stage);
     case ActionKind::kReshard:
       if (is_capturing_) return;

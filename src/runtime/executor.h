@@ -142,6 +142,7 @@ class Executor {
   void fill(const CapturedMessage& captured, const Message& real);
   void note_sent(const Instruction& instruction);
   void send_copy(const Instruction& instruction, const CapturedMessage& captured);
+  void start_gathering(std::size_t begin, std::size_t end);
   void begin_lanes();
   void end_lanes();
   void execute_on_lane(const Instruction& instruction);
@@ -158,6 +159,7 @@ class Executor {
   void hold(Flight& in);
   void release_held();
   void use_accumulators(std::uint32_t stage, const Flight& in);
+  double require_parameters(std::uint32_t stage);
   void perform(const Instruction& instruction);
   void forward(const Instruction& instruction);
   Value run_forward(const Instruction& instruction, const StageCall& call);

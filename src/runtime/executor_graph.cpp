@@ -96,15 +96,16 @@ std::string Executor::why_eager() const {
     return "autocast around the step keeps copies of parameters, which a graph would go on to use when they have "
            "changed: use PipelineOptions::precision (autocast), or turn its cache off";
   }
-  if (!parameters_.can_wait()) {
-    return "replicas share parameters or gradients of the optimizer's own type (shard, precision): only replicas "
-           "without these are captured";
+  if (!parameters_.keeps_memory()) {
+    return "parameters are freed while their stage does not compute, and come back at another address: let replicas "
+           "share "
+           "gradients (PipelineOptions::shard), not parameters";
   }
   return {};
 }
 
-/// UNSHARD moves before the graphs, REDUCE_GRAD after them: they may wait for other threads. Returns false when the
-/// step has to run eagerly. All ranks of the pipeline call it: they tell each other the signatures of their parts,
+/// UNSHARD stays between the graphs, REDUCE_GRAD moves after them: they may wait for other threads. Returns false when
+/// the step has to run eagerly. All ranks of the pipeline call it: they tell each other the signatures of their parts,
 /// because the shapes that a rank gets are known to another.
 bool Executor::run_as_graph(const StepInputs& inputs) {
   if (graphs_) graphs_->begin_step();
@@ -143,7 +144,6 @@ bool Executor::run_as_graph(const StepInputs& inputs) {
     if (graphs_) graphs_->refuse(why);
     return false;
   }
-  for (std::size_t stage = 0; stage < stages_.size(); ++stage) parameters_.require(stage);
   const StepGraphs::Execution execution{
       .program = *program_,
       .inputs = inputs,
@@ -275,11 +275,13 @@ void Executor::replay_pieces(CapturedPieces& pieces) {
       ++i;
       continue;
     }
-    if (!is_compute(all[i])) {  // an UNSHARD, RESHARD or REDUCE_GRAD outside of all pieces
+    if (!is_compute(all[i])) {  // outside of all pieces
+      start_gathering(i, i + 1);
       ++i;
       continue;
     }
     const std::size_t end = end_of_piece(i);
+    start_gathering(i, end);
     std::vector<DeviceTimes::Wait> waits;
     const auto received = pieces.messages.begin() + static_cast<std::ptrdiff_t>(message);
     for (std::size_t j = i; j < end; ++j) {
@@ -294,10 +296,23 @@ void Executor::replay_pieces(CapturedPieces& pieces) {
       if (captured == pieces.messages.end()) throw InternalError("no graph reads " + to_text(all[j].tag));
       named_in_errors(all[j], [&] { fill(*captured, receive(all[j], "message")); });
     }
+    for (std::size_t j = i; j < end; ++j) {
+      if (is_compute(all[j])) named_in_errors(all[j], [&] { parameters_.require(all[j].stage); });
+    }
     named_in_errors(all[i], [&] { pieces.graphs.at(graph)->replay(); });
     if (records_events()) times_->replayed(pieces.marks.at(graph), waits);
     ++graph;
     i = end;
+  }
+}
+
+/// Starts what these instructions need of parameters. In the order of the program, because another replica may run it
+/// eagerly.
+void Executor::start_gathering(std::size_t begin, std::size_t end) {
+  for (std::size_t i = begin; i < end; ++i) {
+    const Instruction& instruction = program_->instructions[i];
+    const bool gathers = is_compute(instruction) || instruction.action.kind() == ActionKind::kUnshard;
+    if (gathers) parameters_.unshard(instruction.stage);
   }
 }
 

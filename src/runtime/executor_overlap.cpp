@@ -97,7 +97,7 @@ void Executor::execute_overlap(const Instruction& first, const Instruction& seco
       Flight& other = flight(backward.stage, backward.action.microbatch());
       flight(forward.stage, forward.action.microbatch()).lane = other.lane == kOwn ? kSecond : kOwn;
       // Before the streams part: only the one that waits for parameters is in order with them.
-      for (const Instruction* half : {&forward, &backward}) parameters_.require(half->stage);
+      for (const Instruction* half : {&forward, &backward}) require_parameters(half->stage);
       fork.emplace(second_stream_->get());
     }
     if (overlaps_by_itself(forward, backward)) {
@@ -144,7 +144,7 @@ void Executor::run_overlapped(const Instruction& forward, const Instruction& bac
   };
   if (fork) fork->enter(ahead.lane == kSecond);
   const double begin = start();
-  waited_ += parameters_.require(forward.stage) + parameters_.require(backward.stage);
+  waited_ += require_parameters(forward.stage) + require_parameters(backward.stage);
   if (fork) fork->enter(back.lane == kSecond);
   begin_backward(backward);
   arriving_.insert(arriving_.end(), relayed_.begin(), relayed_.end());

@@ -75,7 +75,6 @@ class LossPolicy {
   double scale_ = 1;
   std::vector<at::Tensor> losses_;  // by microbatch; undefined where there is none yet
   at::Tensor seeds_on_device_;      // defined while a step is captured
-  // The last seed made, reused because seeds are often the same.
 };
 
 }  // namespace stagecraft

@@ -31,7 +31,7 @@ class MasterParameters : public ParameterStore {
   void reduce_gradients(std::size_t stage) override;
   void end_step(const std::vector<std::size_t>& never_reduced) override;
   void cancel() override;
-  [[nodiscard]] bool can_wait() const override { return is_alone_; }
+  [[nodiscard]] bool keeps_memory() const override { return kind_ != Shard::kParameters; }
   [[nodiscard]] bool has_replicas() const override { return !is_alone_; }
   at::Tensor& gradient_of(const at::Tensor& parameter) override { return masters_->gradient_of(parameter); }
   [[nodiscard]] const std::vector<BesideRecord>& records() const override { return masters_->records(); }

@@ -49,9 +49,9 @@ class ParameterStore {
   /// Called after a failure: waits until no reduction is in flight, and forgets the step.
   virtual void cancel() = 0;
 
-  /// Whether UNSHARD and RESHARD may run before the first computation of a step, and REDUCE_GRAD after the last: the
-  /// computations in between can then be captured. Parameters and gradients stay where they are meanwhile.
-  [[nodiscard]] virtual bool can_wait() const = 0;
+  /// Whether parameters stay where they are, from step to step. Computations can then be captured, with UNSHARD between
+  /// the graphs, REDUCE_GRAD after the last, and no RESHARD.
+  [[nodiscard]] virtual bool keeps_memory() const = 0;
   /// Whether other ranks read the gradients.
   [[nodiscard]] virtual bool has_replicas() const = 0;
   /// Where the gradient of one of the stages' parameters is added up between two actions of a step.

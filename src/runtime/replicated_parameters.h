@@ -30,7 +30,7 @@ class ReplicatedParameters : public ParameterStore {
   void reduce_gradients(std::size_t stage) override;
   void end_step(const std::vector<std::size_t>& never_reduced) override;
   void cancel() override;
-  [[nodiscard]] bool can_wait() const override { return true; }
+  [[nodiscard]] bool keeps_memory() const override { return true; }
   [[nodiscard]] bool has_replicas() const override { return averager_.has_value(); }
   [[nodiscard]] const std::vector<BesideRecord>& records() const override;
 

@@ -1,6 +1,7 @@
 // Steps as graphs together with other features: always the bits of the eager step. Needs a GPU: `make test-gpu`.
 
 #include <cstdlib>
+#include <map>
 
 #include "support/scratch_folder.h"
 #include "training.h"
@@ -116,12 +117,68 @@ TEST_F(GraphCrossings, Replicas) {
   EXPECT_EQ(compare(run).replayed, 10U);
 }
 
+/// Masters, and what replicas share of them: parameters are gathered between graphs, gradients reduced after them.
+TEST_F(GraphCrossings, ReplicasThatShareTheOptimizer) {
+  for (const auto type : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
+    for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients}) {
+      for (const auto& [schedule, ranks] : {std::pair("InterleavedZeroBubble", 1), {"ZBVZeroBubble", 2}}) {
+        for (const int accumulate : {1, 3}) {
+          SCOPED_TRACE(std::string(schedule) + (type ? ", bfloat16" : "") + ", shard " +
+                       std::to_string(static_cast<int>(shard)) + ", " + std::to_string(accumulate) + " steps");
+          Training run{.model = model("Dropout"), .schedule = schedule, .ranks = ranks, .replicas = 2, .steps = 12};
+          run.options = [&](PipelineOptions& options) {
+            options.shard = shard;
+            options.precision.compute = type;
+            options.accumulate = accumulate;
+            options.bucket_bytes = 64;
+            if (shard == Shard::kOptimizer) options.passes = kShardedLowering;
+          };
+          run.zero = [&](int step, auto& optimizer) {
+            if (step % accumulate == accumulate - 1) optimizer.zero_grad();
+          };
+          const bool adds_up = accumulate > 1 && shard != Shard::kGradients;  // a kind of steps more
+          EXPECT_EQ(compare(run).replayed, adds_up ? 10U : 11U);
+        }
+      }
+    }
+  }
+}
+
+/// One replica replays while the other runs eagerly: what is gathered and reduced has one order.
+TEST_F(GraphCrossings, ReplicasThatShareTheOptimizerAndOfWhichOneIsEager) {
+  for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients}) {
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE("shard " + std::to_string(static_cast<int>(shard)) + ", ranks " + std::to_string(ranks));
+      int made = 0;
+      std::map<const Piece*, int> numbers;
+      Training run{.model = model("Dropout"), .schedule = "InterleavedZeroBubble", .ranks = ranks, .replicas = 2};
+      run.model.make = [&, make = run.model.make](int stage, int stages) {
+        const PiecePtr piece = make(stage, stages);
+        numbers[piece.get()] = made++ / stages % 2;
+        return piece;
+      };
+      run.steps = 14;
+      run.options = [&](PipelineOptions& options) {
+        options.shard = shard;
+        options.precision.compute = at::kBFloat16;
+        options.passes = kShardedLowering;
+      };
+      run.before = [&](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+        if (numbers.at(pieces[0].get()) == 0) return;
+        if (step % 7 == 3) pipeline.on(ActionKind::kForward, [](const ActionContext& context) { context.run(); });
+        if (step % 7 == 5) pipeline.on(ActionKind::kForward, {});
+      };
+      EXPECT_EQ(compare(run).replayed, 9U);
+    }
+  }
+}
+
 TEST_F(GraphCrossings, ReplicasThatShareParametersStayEager) {
   Training run{.model = model("Mlp"), .replicas = 2};
-  run.options = [](PipelineOptions& options) { options.shard = Shard::kOptimizer; };
+  run.options = [](PipelineOptions& options) { options.shard = Shard::kParameters; };
   const CapturedSteps captured = compare(run);
   EXPECT_EQ(captured.replayed, 0U);
-  EXPECT_THAT(captured.reason, testing::HasSubstr("replicas share parameters"));
+  EXPECT_THAT(captured.reason, testing::HasSubstr("parameters are freed"));
 }
 
 TEST_F(GraphCrossings, EvaluationBetweenStepsOfSeveralRanks) {
@@ -286,6 +343,22 @@ TEST_F(GraphsOfProcesses, GiveTheBitsOfTheEagerStep) {
   const CapturedSteps captured = compare(run);
   EXPECT_EQ(captured.graphs, 2) << captured.reason;
   EXPECT_EQ(captured.replayed, 8U) << captured.reason;
+}
+
+TEST_F(GraphsOfProcesses, ShareTheOptimizer) {
+  for (const Shard shard : {Shard::kNone, Shard::kOptimizer, Shard::kGradients}) {
+    SCOPED_TRACE("shard " + std::to_string(static_cast<int>(shard)));
+    Training run{.model = model("Dropout"), .ranks = processes() / 2, .replicas = 2, .steps = 12};
+    run.options = [&](PipelineOptions& options) {
+      options.shard = shard;
+      options.precision.compute = at::kBFloat16;
+      options.accumulate = 2;
+    };
+    run.zero = [](int step, auto& optimizer) {
+      if (step % 2 == 1) optimizer.zero_grad();
+    };
+    EXPECT_EQ(compare(run).replayed, shard == Shard::kGradients ? 11U : 10U);
+  }
 }
 
 /// Nothing is read back: the host could issue all steps at once.

@@ -135,7 +135,7 @@ inline std::vector<Trace> train(const Training& run, GraphChoice graph) {
   };
   if (processes() > 0) {
     const RankScope scope(kGpu, 1);
-    World world(ProcessEnvironment::transport(), scope.device(), std::chrono::seconds(60));
+    World world(ProcessEnvironment::transport(), scope.device(), std::chrono::seconds(60), run.replicas);
     part(world);
     synchronize();
     return traces;
