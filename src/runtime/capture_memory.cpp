@@ -87,6 +87,21 @@ bool HostNumber::is(const at::Tensor& tensor) const {
 
 std::string HostNumber::read() const { return {static_cast<const char*>(storage_->data()) + begin_, bytes_}; }
 
+GivenTensor::GivenTensor(const at::Tensor& tensor)
+    : tensor_(tensor.getIntrusivePtr()), sizes_(tensor.sizes().vec()), is_frozen_(!tensor.requires_grad()) {}
+
+bool GivenTensor::is_trained() const {
+  const auto tensor = tensor_.lock();
+  if (!tensor || !is_frozen_) return false;
+  const at::Tensor now(tensor);
+  return now.requires_grad() && now.is_leaf();  // else the step itself has computed it there
+}
+
+bool GivenTensor::has_changed_shape() const {
+  const auto tensor = tensor_.lock();
+  return tensor && tensor->sizes() != at::IntArrayRef(sizes_);
+}
+
 CaptureMemory::CaptureMemory(c10::DeviceType device, std::function<bool()> is_captured,
                              std::function<bool(const c10::StorageImpl*)> is_kept)
     : device_(device),
@@ -120,8 +135,11 @@ void CaptureMemory::end(const at::RecordFunction& operation, at::ObserverContext
   if (own == nullptr) return;
   if (is_operator(operation)) --own->depth_;
   if (!own->is_captured_()) return;
+  const std::optional<c10::FunctionSchema> schema = operation.operator_schema();
+  std::size_t index = 0;
   for (const c10::IValue& output : operation.outputs()) {
-    for_each_tensor(output, [&](const at::Tensor& tensor) { own->make(tensor); });
+    const bool is_view = returns_view(schema, index++);  // also of what has memory that nobody sees, such as sparse
+    for_each_tensor(output, [&](const at::Tensor& tensor) { is_view ? own->take(tensor, false) : own->make(tensor); });
   }
 }
 
@@ -137,13 +155,10 @@ void CaptureMemory::take(const at::Tensor& tensor, bool changes) {
   GivenMemory& given = given_.try_emplace(memory, GivenMemory{hold(tensor.storage()), depth_ > 1}).first->second;
   given.is_number = given.is_number || tensor.dim() == 0;
   given.is_changed = given.is_changed || changes;
-  if (depth_ > 1 || !tensor.is_leaf()) return;
-  if (!tensor.requires_grad()) {
-    const auto is_known = [&](const FrozenTensor& one) { return one.is(tensor); };
-    const bool can_be_trained = tensor.is_floating_point() || tensor.is_complex();
-    if (can_be_trained && std::none_of(frozen_.begin(), frozen_.end(), is_known)) frozen_.emplace_back(tensor);
-    return;
-  }
+  if (depth_ > 1) return;
+  const auto is_known = [&](const GivenTensor& one) { return one.is(tensor); };
+  if (std::none_of(tensors_.begin(), tensors_.end(), is_known)) tensors_.emplace_back(tensor);
+  if (!tensor.is_leaf() || !tensor.requires_grad()) return;
   const auto is_it = [&](const auto& leaf) { return leaf.first.is_same(tensor); };
   if (std::none_of(leaves_.begin(), leaves_.end(), is_it)) leaves_.emplace_back(tensor, tensor.grad());
 }
@@ -176,6 +191,11 @@ std::vector<GivenMemory> CaptureMemory::take_given() {
   }
   given_on_host_.clear();
   return all;
+}
+
+std::vector<GivenTensor> CaptureMemory::take_tensors() {
+  std::erase_if(tensors_, [](const GivenTensor& one) { return one.is_gone(); });
+  return std::exchange(tensors_, {});
 }
 
 std::vector<HostNumber> CaptureMemory::take_numbers() {

@@ -42,20 +42,24 @@ struct GivenMemory {
   [[nodiscard]] bool has_moved() const { return storage->data() != begin; }
 };
 
-/// A tensor that was not trained when a step was captured: the graph has no gradient of it.
-class FrozenTensor {
+/// A tensor that was there before a capture, as the step has read it.
+class GivenTensor {
  public:
-  explicit FrozenTensor(const at::Tensor& tensor) : tensor_(tensor.getIntrusivePtr()) {}
-  [[nodiscard]] bool is_trained() const {
-    const auto tensor = tensor_.lock();
-    return tensor && tensor->requires_grad();
-  }
+  explicit GivenTensor(const at::Tensor& tensor);
   [[nodiscard]] bool is(const at::Tensor& tensor) const {
     return tensor_._unsafe_get_target() == tensor.unsafeGetTensorImpl();
   }
+  /// Whether nobody has it any more.
+  [[nodiscard]] bool is_gone() const { return tensor_.expired(); }
+  /// Whether it is trained now and was not: the graph has no gradient of it.
+  [[nodiscard]] bool is_trained() const;
+  /// Whether it has another shape now.
+  [[nodiscard]] bool has_changed_shape() const;
 
  private:
   c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl> tensor_;
+  std::vector<std::int64_t> sizes_;
+  bool is_frozen_;
 };
 
 /// A tensor without dimensions on the CPU: kernels get its value when they are captured.
@@ -93,8 +97,8 @@ class CaptureMemory {
   /// Memory that was there before: the graph reads it in every replay, so it must stay. Some of it is the host's, from
   /// which a graph may copy. Once, at the end.
   [[nodiscard]] std::vector<GivenMemory> take_given();
-  /// Tensors among them that are not trained, and could be. Once, at the end.
-  [[nodiscard]] std::vector<FrozenTensor> take_frozen() { return std::exchange(frozen_, {}); }
+  /// Tensors in such memory that somebody still has. Once, at the end.
+  [[nodiscard]] std::vector<GivenTensor> take_tensors();
   /// Numbers on the CPU that were there before, and that somebody still has, or may have replaced. Once, at the end.
   [[nodiscard]] std::vector<HostNumber> take_numbers();
   /// Memory that operations have made, and that still has an owner.
@@ -119,7 +123,7 @@ class CaptureMemory {
   at::CallbackHandle handle_;
   int depth_ = 0;  // of operations that run
   std::unordered_map<const c10::StorageImpl*, GivenMemory> given_;
-  std::vector<FrozenTensor> frozen_;
+  std::vector<GivenTensor> tensors_;
   std::vector<HostNumber> numbers_;
   std::unordered_map<const c10::StorageImpl*, WeakMemory> made_;  // which keeps their addresses their own
   std::unordered_map<const c10::StorageImpl*, GivenMemory> given_on_host_;

@@ -89,10 +89,16 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   timeline_.clear();
   if (program.has_messages && has_streams(world_.device())) wait_for_earlier_steps();
   const at::AutoGradMode mode(inputs.training());
+  if (inputs.training()) {
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      places_[stage].mode = stagecraft::begin_step(places_[stage].segments, stages_[stage], places_[stage].mode);
+    }
+  }
   begin_sides();
   parameters_.begin_step(inputs.update);
   if (!run_as_graph(inputs)) {
     if (records_events()) begin_times();
+    const std::unique_ptr<CaptureMemory> memory = graphs_ ? graphs_->watch_eager(inputs) : nullptr;
     std::optional<UseWatch> watch;
     if (graphs_ && !graphs_->uncomputed().empty()) watch.emplace(graphs_->uncomputed());
     try {
@@ -108,7 +114,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
       if (graphs_) graphs_->forgive();
       throw;
     }
-    if (graphs_) graphs_->end_eager();
+    if (graphs_) graphs_->end_eager(memory.get());
   }
   if (records_events()) timeline_ = times_->end();
   parameters_.end_step(program.never_reduced);
@@ -320,6 +326,7 @@ Message Executor::receive(const Instruction& instruction, const char* what) {
     }
   }
   if (graphs_ && graphs_->is_learning()) graphs_->learn(instruction.tag, message);
+  if (graphs_) graphs_->note_received(message);
   return message;
 }
 

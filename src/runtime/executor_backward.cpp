@@ -25,12 +25,13 @@ void Executor::await_gradient(const Instruction& instruction) {
 namespace {
 
 /// Autograd may leave the gradients of an input and of a parameter in the same memory (x.view(...) + p.view(...)), to
-/// which the next microbatch adds: what goes to another stage gets memory of its own. Split backwards hold for W what
-/// becomes a parameter's gradient there.
+/// which the next microbatch adds: what goes to another stage gets memory of its own. In a split backward, W may get
+/// the same tensor (x + p.view(...)), and make a view of it the parameter's gradient.
 void part_from_others(std::vector<at::Tensor>& gradients, std::size_t first) {
   for (std::size_t i = first; i < gradients.size(); ++i) {
     at::Tensor& one = gradients[i];
-    if (one.defined() && one.has_storage() && one.storage().use_count() > 1) one = one.clone();
+    if (!one.defined() || !one.has_storage()) continue;
+    if (one.use_count() > 1 || one.storage().use_count() > 1) one = one.clone();
   }
 }
 

@@ -19,6 +19,15 @@ at::Tensor as_leaf(const at::Tensor& tensor, bool training) {
   return leaf;
 }
 
+/// A copy with memory of its own: as much as the tensor has, also where it is expanded.
+at::Tensor parted(const at::Tensor& tensor) {
+  at::Tensor distinct = tensor.detach();
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) distinct = distinct.narrow(d, 0, 1);
+  }
+  return distinct.clone().expand_as(tensor).set_requires_grad(tensor.requires_grad());
+}
+
 bool any_needs_gradient(const Value& value) {
   bool needs = false;
   value.for_each_tensor([&](const at::Tensor& tensor) { needs |= tensor.defined() && tensor.requires_grad(); });
@@ -126,9 +135,8 @@ RandomScope Executor::random_numbers(std::uint32_t stage, MicrobatchId microbatc
   return RandomScope(options_.seed, places_[stage].stage, microbatch + inputs_->first_microbatch, inputs_->number);
 }
 
-/// Whether it is, or shares memory with, what may change before the next stage has read it: a buffer, which the next
-/// microbatch may update, or a parameter, which the caller may after an evaluation. In training the backward comes
-/// first.
+/// Whether it is, or shares memory with, what may change before the next stage, or the caller, has read it: a buffer,
+/// which the next microbatch may update, or a parameter, which the caller may after an evaluation.
 bool Executor::changes_later(std::uint32_t stage, const at::Tensor& tensor) const {
   if (!tensor.defined() || !tensor.has_storage()) return false;
   const auto is_any_of = [&](const auto& own) {
@@ -149,7 +157,7 @@ void Executor::hand_on(std::uint32_t stage, Flight& in, const Value& output) {
   if (place.is_last) return;
   const auto leaf = [&](const at::Tensor& tensor) {
     if (training) roots_.push_back(tensor);
-    return as_leaf(changes_later(stage, tensor) ? tensor.detach().clone() : tensor, training);
+    return as_leaf(changes_later(stage, tensor) ? parted(tensor) : tensor, training);
   };
   const std::size_t outputs = output.is_list() ? output.list().size() : 1;
   const auto& items = wiring_.after(place.stage);
@@ -331,8 +339,10 @@ void Executor::forward(const Instruction& instruction) {
   add_losses(instruction.stage, microbatch, output);
   if (place.is_last && inputs_->keep_outputs) {
     // A graph's own copy: the stage may keep what it has returned.
-    outputs_.outputs[microbatch.index()] = output.map_tensors(
-        [&](const at::Tensor& tensor) { return is_capturing_ ? tensor.detach().clone() : tensor.detach(); });
+    outputs_.outputs[microbatch.index()] = output.map_tensors([&](const at::Tensor& tensor) {
+      const bool parts = is_capturing_ || changes_later(instruction.stage, tensor);
+      return parts ? tensor.detach().clone() : tensor.detach();
+    });
   }
   if (inputs_->training()) {
     add_relayed_roots(instruction.stage, in);

@@ -108,7 +108,7 @@ std::string Executor::why_eager() const {
 /// the step has to run eagerly. All ranks of the pipeline call it: they tell each other the signatures of their parts,
 /// because the shapes that a rank gets are known to another.
 bool Executor::run_as_graph(const StepInputs& inputs) {
-  if (graphs_) graphs_->begin_step();
+  if (graphs_) graphs_->begin_step(inputs.training());
   if (!options_.graph.is_on() || !inputs.training()) return false;
   std::string why = why_eager();
   std::optional<StepSignature> signature;

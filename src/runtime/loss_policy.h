@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/core/Stream.h>
-
 #include <optional>
 #include <vector>
 
@@ -33,7 +31,7 @@ class LossPolicy {
   /// Sets the losses and weights of `result`: those of this rank, or of all replicas with `broadcast_loss`. Called by
   /// all ranks.
   void end(StepResult& result);
-  /// The gradients of the losses of this step, by microbatch: what `seed_from` takes.
+  /// The gradients of the losses of this step, by microbatch: what `seed_for` takes.
   [[nodiscard]] std::vector<double> seeds() const;
   /// While a step is captured: reads these inputs, and takes the gradients of losses from a vector on the device.
   void begin_capture(const StepInputs& inputs, const at::Tensor& seeds);

@@ -141,6 +141,15 @@ std::vector<Segment> segments_of(const Stage& stage, const Recompute& recompute)
   return segments;
 }
 
+std::uint64_t begin_step(std::vector<Segment>& segments, const Stage& stage, std::uint64_t last_mode) {
+  const auto learns = [](const Segment& segment) { return !segment.is_whole_stage(); };
+  if (!stage.options().mode || std::none_of(segments.begin(), segments.end(), learns)) return 0;
+  const std::uint64_t mode = stage.options().mode();
+  if (mode == last_mode) return mode;
+  for (Segment& segment : segments) segment.learnt.reset();
+  return mode;
+}
+
 Value run_first(Segment& segment, const Stage& stage, const StageCall& call, bool drop, RandomScope& random,
                 SegmentFlight& in) {
   in.is_dropped = drop;

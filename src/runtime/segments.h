@@ -26,6 +26,10 @@ struct Segment {
   std::optional<Learnt> learnt;
 };
 
+/// Before a step: what segments have learnt holds for one mode of the stage's modules, because statistics stand still
+/// in evaluation mode. Returns the mode, or 0 where nothing is learnt.
+std::uint64_t begin_step(std::vector<Segment>& segments, const Stage& stage, std::uint64_t last_mode);
+
 /// Throws InvalidArgument when layers are to be computed again and the stage has none.
 std::vector<Segment> segments_of(const Stage& stage, const Recompute& recompute);
 

@@ -88,17 +88,22 @@ int StepGraphs::graphs() const {
 
 /// Graphs read parameters and buffers where they were.
 void StepGraphs::drop_if_moved() {
-  std::vector<const void*> addresses;
+  std::vector<std::uint64_t> places;
   for (const Stage& stage : stages_) {
     for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
       for (const auto& [name, tensor] : *tensors) {
-        addresses.push_back(tensor.defined() && tensor.layout() == at::kStrided ? tensor.const_data_ptr() : nullptr);
+        const bool is_one_piece = tensor.defined() && tensor.layout() == at::kStrided;
+        places.push_back(is_one_piece ? reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) : 0);
+        if (!is_one_piece) continue;
+        for (const auto numbers : {tensor.sizes(), tensor.strides()}) {
+          places.insert(places.end(), numbers.begin(), numbers.end());
+        }
       }
     }
   }
-  if (addresses == addresses_) return;
-  if (!addresses_.empty()) ++moves_;
-  addresses_ = std::move(addresses);
+  if (places == places_) return;
+  if (!places_.empty()) ++moves_;
+  places_ = std::move(places);
   forget();
 }
 
@@ -130,11 +135,12 @@ void StepGraphs::forget_oldest() {
   say("nearly every step is of another kind: give batches of fewer shapes, and numbers as tensors");
 }
 
-void StepGraphs::begin_step() {
+void StepGraphs::begin_step(bool training) {
   current_ = nullptr;
   is_learning_ = false;
+  is_checking_ = false;
   has_given_up_ = false;
-  drop_if_moved();
+  if (training) drop_if_moved();
   regain_gradients();
   note_replaced(/*by_modules=*/false);
 }
@@ -143,15 +149,62 @@ void StepGraphs::begin_step() {
 void StepGraphs::note_replaced(bool by_modules) {
   for (Kind& kind : kinds_) {
     if (!kind.captured) continue;
-    for (GivenMemory& one : kind.captured->given) {
-      if (one.is_replaced || !one.was_let_go()) continue;
-      // What a module makes again is the same, unless steps change it.
-      (by_modules && !one.is_changed ? one.is_replaced : kind.captured->reads_replaced) = true;
+    Captured& captured = *kind.captured;
+    // A module may make the same again, such as a mask for another shape, unless steps change it.
+    const auto note = [&](bool may_be_same) {
+      if (!by_modules || !may_be_same) {
+        captured.reads_replaced = true;
+      } else if (!captured.is_trusted) {
+        captured.is_doubted = captured.is_remade = true;
+      }
+    };
+    for (const KeptSince& one : captured.kept) {  // first: they hold what was replaced
+      if (one.has_replaced && one.has_replaced()) note(/*may_be_same=*/true);
+      if (one.has_added && one.has_added()) captured.is_doubted = true;
     }
-    for (const KeptSince& one : kind.captured->kept) {
-      if (one.has_replaced && one.has_replaced() && !by_modules) kind.captured->reads_replaced = true;
+    for (GivenMemory& one : captured.given) {
+      if (one.is_replaced || !one.was_let_go()) continue;
+      one.is_replaced = by_modules && !one.is_changed;
+      note(!one.is_changed);
     }
   }
+}
+
+std::unique_ptr<CaptureMemory> StepGraphs::watch_eager(const StepInputs& inputs) {
+  if (!is_checking_ || !current_->captured) return nullptr;
+  known_.clear();
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) known_.insert(tensor.storage().unsafeGetStorageImpl());
+  };
+  inputs.for_each_tensor(add);
+  for (const Stage& stage : stages_) {
+    for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
+      for (const auto& [name, tensor] : *tensors) add(tensor);
+    }
+  }
+  for (const MovedOut& one : current_->captured->moved_out) known_.insert(one.owner._unsafe_get_target());
+  return std::make_unique<CaptureMemory>(
+      device_.type(), [] { return true; },
+      [this](const c10::StorageImpl* memory) { return known_.contains(memory) || is_gradient(memory); });
+}
+
+void StepGraphs::note_received(const Message& message) {
+  if (!is_checking_) return;
+  for (const at::Tensor& tensor : message.tensors) {
+    if (tensor.defined() && tensor.has_storage()) known_.insert(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
+/// Whether the step that was watched has read memory that was there before, and that its graph does not read.
+bool StepGraphs::reads_others(CaptureMemory& watch) const {
+  const std::vector<GivenMemory>& given = current_->captured->given;
+  const std::vector<GivenMemory> now = watch.take_given();
+  return std::any_of(now.begin(), now.end(), [&](const GivenMemory& one) {
+    const auto* memory = one.storage->unsafeGetStorageImpl();
+    const auto is_it = [&](const GivenMemory& known) { return known.storage->unsafeGetStorageImpl() == memory; };
+    if (std::any_of(given.begin(), given.end(), is_it)) return false;
+    return !one.is_inner || holders_of(*one.storage) > 1;
+  });
 }
 
 bool StepGraphs::is_settled(const StepSignature& signature) {
@@ -160,9 +213,10 @@ bool StepGraphs::is_settled(const StepSignature& signature) {
   for (const Kind& kind : kinds_) {
     if (kind.key.size() != own.size() + 1 || !std::equal(own.begin(), own.end(), kind.key.begin())) continue;
     is_known = true;
-    if (kind.reason.empty() && (!kind.captured || kind.captured->why_outdated() || overwrites(*kind.captured))) {
-      return false;
-    }
+    const auto is_ready = [&](const Captured& captured) {
+      return !captured.why_outdated() && !captured.is_doubted && !overwrites(captured);
+    };
+    if (kind.reason.empty() && (!kind.captured || !is_ready(*kind.captured))) return false;
   }
   return is_known;
 }
@@ -194,6 +248,11 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
       // A module that makes anew what somebody has taken away does that in this step, and not in the next ones.
       if (is_missing && current_->reason.empty()) current_->is_learned = false;
     }
+  }
+  if (current_->captured && current_->captured->is_doubted) {
+    is_checking_ = true;
+    return {Outlook::Kind::kNotNow,
+            "modules have replaced a tensor that it reads: this step shows whether by the same"};
   }
   if (!current_->is_learned) {
     is_learning_ = true;
@@ -281,9 +340,16 @@ void StepGraphs::learn(const Tag& tag, const Message& message) {
   }
 }
 
-void StepGraphs::end_eager() {
+void StepGraphs::end_eager(CaptureMemory* watch) {
   if (is_learning_) current_->is_learned = true;
   is_learning_ = false;
+  if (watch != nullptr && current_->captured) {
+    Captured& captured = *current_->captured;
+    captured.is_doubted = false;
+    captured.reads_replaced = captured.reads_replaced || reads_others(*watch);
+    captured.is_trusted = captured.is_remade && !captured.reads_replaced;
+  }
+  is_checking_ = false;
   note_replaced(/*by_modules=*/true);
 }
 

@@ -84,8 +84,8 @@ class StepGraphs {
 
   /// Whether there is a device to capture on. If not, nothing else may be called.
   [[nodiscard]] bool can_capture() const { return graphs_ != nullptr; }
-  /// Before every step.
-  void begin_step();
+  /// Before every step. Where parameters and buffers are matters in training alone: an evaluation may have others.
+  void begin_step(bool training);
   /// What this rank's part of a step depends on. Keep it until `replay`.
   [[nodiscard]] StepSignature signature_of(const Program& program, const StepInputs& inputs);
   /// Whether steps of this signature need no new capture, whatever others do.
@@ -115,8 +115,12 @@ class StepGraphs {
   /// The first step of its kind runs eagerly; a capture needs to know what messages look like.
   [[nodiscard]] bool is_learning() const { return is_learning_; }
   void learn(const Tag& tag, const Message& message);
+  /// Before the actions of an eager step. Keep the result until `end_eager`, on this thread.
+  [[nodiscard]] std::unique_ptr<CaptureMemory> watch_eager(const StepInputs& inputs);
   /// A step or an evaluation has run eagerly, and succeeded.
-  void end_eager();
+  void end_eager(CaptureMemory* watch);
+  /// An eager step has received a message.
+  void note_received(const Message& message);
   /// During a capture: a message with tensors that have a shape but no memory.
   [[nodiscard]] const CapturedMessage& learned(const Tag& tag) const;
 
@@ -161,7 +165,7 @@ class StepGraphs {
     std::vector<Value> outputs;
     std::vector<std::size_t> changed_inputs;  // in place, by a stage
     std::vector<GivenMemory> given;           // memory of others that graphs read
-    std::vector<FrozenTensor> frozen;
+    std::vector<GivenTensor> tensors;         // of them
     std::vector<HostNumber> numbers;
     bool is_settled = false;    // it has been replayed
     bool is_abandoned = false;  // the first replay has failed
@@ -170,7 +174,10 @@ class StepGraphs {
     std::vector<Remembered> before_capture;
     std::vector<WeakMemory> made;
     std::vector<MovedOut> moved_out;  // the same memory, from then on
-    bool reads_replaced = false;      // the caller has replaced what it reads
+    bool reads_replaced = false;      // what it reads was replaced by something else
+    bool is_doubted = false;          // whether a step would still read it: an eager step shows
+    bool is_remade = false;           // modules have replaced it, perhaps by the same
+    bool is_trusted = false;          // an eager step has shown that it was the same
 
     /// Why an eager step would do something else than what was captured; null if it would not.
     [[nodiscard]] const char* why_outdated() const;
@@ -199,11 +206,13 @@ class StepGraphs {
   void regain_gradients();
   void forget_oldest();
   void note_replaced(bool by_modules);
+  [[nodiscard]] bool reads_others(CaptureMemory& watch) const;
   void leave_uncomputed(std::vector<Remembered> before_capture, const std::vector<WeakMemory>& made);
   void settle(Captured& captured);
   static bool put_again(const Captured& captured);
   [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
-  std::string share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered);
+  std::string share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered,
+                           bool keeps_inputs);
   [[nodiscard]] std::vector<const void*> addresses_read(const Captured& made) const;
   /// What a capture needs, before it begins.
   [[nodiscard]] Captured with_memory(const StepSignature& signature);
@@ -231,7 +240,7 @@ class StepGraphs {
   std::unique_ptr<GraphDevice> graphs_;
   std::vector<at::Tensor> trained_;     // the stages' parameters, each once
   std::vector<at::Tensor*> gradients_;  // where theirs are added up; found at the first step
-  std::vector<const void*> addresses_;  // of parameters and buffers
+  std::vector<std::uint64_t> places_;   // and shapes of parameters and buffers
   std::list<Kind> kinds_;               // at most kMost are captured
   /// Gradients of graphs that are gone, and of which capture.
   std::vector<std::pair<GradientPtr, std::uint64_t>> kept_;
@@ -239,6 +248,8 @@ class StepGraphs {
   std::vector<WeakMemory> uncomputed_;
   Kind* current_ = nullptr;    // that of this step
   bool is_learning_ = false;   // the current one
+  bool is_checking_ = false;   // whether an eager step reads what the graph of its kind reads
+  Memories known_;             // what that step was given
   bool has_given_up_ = false;  // on the current one, in this step, and may try again
   std::vector<std::string> said_;
   CapturedSteps report_;

@@ -111,10 +111,11 @@ const char* StepGraphs::Captured::why_outdated() const {
     return "it reads a number from a tensor that is on the CPU and changes, or that is replaced by another: keep it in "
            "one tensor on the device, and change that in place";
   }
-  if (std::any_of(given.begin(), given.end(), [](const GivenMemory& one) { return one.has_moved(); })) {
+  if (std::any_of(given.begin(), given.end(), [](const GivenMemory& one) { return one.has_moved(); }) ||
+      std::any_of(tensors.begin(), tensors.end(), [](const GivenTensor& one) { return one.has_changed_shape(); })) {
     return "it reads a tensor that has become larger or smaller: keep its size";
   }
-  if (std::any_of(frozen.begin(), frozen.end(), [](const FrozenTensor& one) { return one.is_trained(); })) {
+  if (std::any_of(tensors.begin(), tensors.end(), [](const GivenTensor& one) { return one.is_trained(); })) {
     return "it reads a tensor that is trained now and was not before";
   }
   if (is_abandoned) return "its first replay has failed";
@@ -134,9 +135,10 @@ const std::vector<WeakMemory>& StepGraphs::uncomputed() {
   return uncomputed_;
 }
 
-/// Finds out what graphs share with modules. `remembered`: what modules kept before the capture. Returns why they
-/// cannot be replayed; empty if they can.
-std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered) {
+/// Finds out what graphs share with modules. `remembered`: what modules kept before the capture. `keeps_inputs`: they
+/// keep some of the step's inputs now. Returns why they cannot be replayed; empty if they can.
+std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered,
+                                     bool keeps_inputs) {
   Memories results;
   for (const GradientPtr& after : made.after) {
     if (after) add_memory_of({after->tensor}, results);
@@ -148,7 +150,7 @@ std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& 
   const auto memory_of = [](const GivenMemory& one) { return one.storage->unsafeGetStorageImpl(); };
   made.numbers = memory.take_numbers();
   made.given = memory.take_given();
-  made.frozen = memory.take_frozen();
+  made.tensors = memory.take_tensors();
   std::erase_if(made.given, [&](const GivenMemory& one) { return results.contains(memory_of(one)); });
   made.made = memory.made();
   std::erase_if(made.made, [&](const WeakMemory& one) { return results.contains(one._unsafe_get_target()); });
@@ -167,7 +169,8 @@ std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& 
     return remembered.contains(memory_of(one)) ? !kept_now.contains(memory_of(one)) : one.was_let_go();
   };
   // What was read has gone, and something new has stayed: the next step would go on from that.
-  kind.carries = !made.made.empty() && std::any_of(made.given.begin(), made.given.end(), was_let_go);
+  const bool keeps_new = keeps_inputs || !made.made.empty();
+  kind.carries = keeps_new && std::any_of(made.given.begin(), made.given.end(), was_let_go);
   for (const Remembered& one : made.before_capture) {
     if (!one.compare) continue;
     made.kept.push_back(one.compare(read));
@@ -238,7 +241,11 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
     made.pieces.graphs.push_back(graphs_->capture(work, /*makes_room=*/made.pieces.graphs.empty()));
   };
   std::vector<std::uint32_t> versions;
-  for (const at::Tensor& input : made.inputs) versions.push_back(input._version());
+  std::vector<std::size_t> holders;
+  for (const at::Tensor& input : made.inputs) {
+    versions.push_back(input._version());
+    holders.push_back(holders_of(input.storage()));
+  }
   const std::unordered_set<const c10::StorageImpl*> known = kept_by_others(made);
   CaptureMemory memory(
       device_.type(), [&] { return graphs_->is_capturing(); },
@@ -273,15 +280,22 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
       why = "it trains a tensor that is no parameter of a stage: make it one, for example of the last stage";
     }
   }
+  bool keeps_inputs = false;
   for (std::size_t i = 0; i < versions.size(); ++i) {
     if (made.inputs[i]._version() != versions[i]) made.changed_inputs.push_back(i);
+    keeps_inputs = keeps_inputs || holders_of(made.inputs[i].storage()) > holders[i];
   }
-  if (why.empty()) why = why_not(interruption, [&] { return share_memory(kind, made, memory, remembered); });
+  if (why.empty()) {
+    why = why_not(interruption, [&] { return share_memory(kind, made, memory, remembered, keeps_inputs); });
+  }
   if (!why.empty()) {
     std::vector<Remembered> before_capture = std::move(made.before_capture);
+    std::vector<WeakMemory> lost = memory.made();
+    for (const at::Tensor& input : made.inputs) lost.push_back(input.storage().getWeakStorageImpl());
     made = Captured();
-    leave_uncomputed(std::move(before_capture), memory.made());
-    fill_with_nan(memory.made());
+    inputs = StepInputs();
+    leave_uncomputed(std::move(before_capture), lost);
+    fill_with_nan(lost);
     if (interruption) std::rethrow_exception(interruption);
     return why;
   }

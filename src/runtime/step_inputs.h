@@ -32,6 +32,18 @@ struct StepInputs {
   bool keep_outputs = false;
   ParameterStore::Step update;  // its place among the steps of one update
 
+  template <typename Visit>
+  void for_each_tensor(const Visit& visit) const {
+    for (const ValueList& list : arguments) {
+      for (const Value& value : list) value.for_each_tensor(visit);
+    }
+    for (const ValueDict& dict : keywords) {
+      for (const auto& [name, value] : dict) value.for_each_tensor(visit);
+    }
+    for (const Value& value : targets) value.for_each_tensor(visit);
+    if (loss_keywords == nullptr) return;
+    for (const auto& [name, value] : *loss_keywords) value.for_each_tensor(visit);
+  }
   [[nodiscard]] bool training() const { return kind == StepKind::kTraining; }
   [[nodiscard]] bool only_shapes() const { return kind == StepKind::kShapes; }
 };

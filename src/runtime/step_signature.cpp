@@ -140,6 +140,13 @@ void StepSignature::add(const Stage& stage) {
   if (stage.options().mode) add(stage.options().mode());
   for (const auto& [name, parameter] : stage.parameters()) {
     add(std::uint64_t{parameter.defined() && parameter.requires_grad()});
+    const auto* meta = parameter.defined() ? torch::autograd::impl::get_autograd_meta(parameter) : nullptr;
+    if (meta == nullptr) continue;
+    add(std::uint64_t{meta->hooks_.size()});
+    for (const auto& hook : meta->hooks_) add(reinterpret_cast<std::uintptr_t>(hook.get()));
+    add(reinterpret_cast<std::uintptr_t>(meta->post_acc_grad_hooks_.get()));
+    if (!meta->cpp_hooks_list_) continue;
+    for (const auto& hook : *meta->cpp_hooks_list_) add(std::uint64_t{hook != nullptr});
   }
 }
 

@@ -66,6 +66,7 @@ void TensorWatch::use(const at::Tensor& tensor, bool changes, const at::RecordFu
   if (!tensor.has_storage()) return report("is not one piece of memory", operation);
   const c10::StorageImpl* memory = storage_of(tensor);
   if (const auto known = computed_.find(memory); known != computed_.end()) {
+    if (known->second.lane == lane_ && known->second.order == order_) return;
     if (is_gradient_(memory)) {
       if (known->second.order != order_) report("is a gradient that several stages add to", operation);
     } else if (known->second.lane != lane_) {

@@ -27,4 +27,11 @@ inline bool changes_argument(const std::optional<c10::FunctionSchema>& schema, s
   return alias != nullptr && alias->isWrite();
 }
 
+/// Whether what an operation of that schema returns there is a view of an argument.
+inline bool returns_view(const std::optional<c10::FunctionSchema>& schema, std::size_t index) {
+  if (!schema || index >= schema->returns().size()) return false;
+  const c10::AliasInfo* alias = schema->returns()[index].alias_info();
+  return alias != nullptr && !alias->isWrite();
+}
+
 }  // namespace stagecraft

@@ -151,15 +151,23 @@ void refuse_to_draw(const c10::OperatorHandle& op, c10::DispatchKeySet beyond, b
   if (global.unsafeGetGeneratorImpl()->get_offset() != offset) throw InvalidArgument(forbidden);
 }
 
+/// Whether it is a generator of the caller's, and not the device's default, which others use too.
+bool is_own(const c10::IValue& given, c10::Device device) {
+  if (given.isNone()) return false;
+  if (device.is_cpu() || device.is_meta()) return true;
+  return !(given.toGenerator() == at::globalContext().defaultGenerator(device));
+}
+
 /// The kernel of random operations on a thread with a scope.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
   RandomScope::Streams* streams = RandomScope::current();
   if (streams == nullptr) {
     const auto argument = generator_argument(op);
-    const bool has_own = argument && !torch::jit::peek(*stack, *argument, op.schema().arguments().size()).isNone();
-    if (forbidden != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
     const c10::Device device = device_of(op, *stack);
+    const bool has_own =
+        argument && is_own(torch::jit::peek(*stack, *argument, op.schema().arguments().size()), device);
+    if (forbidden != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
     check_captured_draw(device);
     const bool is_alone = has_own || device.is_cpu() || device.is_meta() || capturing != nullptr;
     if (is_alone) return op.redispatchBoxed(beyond, stack);

@@ -1,6 +1,9 @@
 // Steps as graphs, and what modules, losses and callers do to tensors behind the back of a replay: always the bits of
 // the eager step. Needs a GPU: `make test-gpu`.
 
+#include <map>
+#include <mutex>
+
 #include "training.h"
 
 namespace stagecraft::equivalence {
@@ -150,6 +153,138 @@ TEST_F(GraphState, TensorsThatGrow) {
   };
   const CapturedSteps captured = compare(run);
   EXPECT_GE(captured.replayed, 11U) << captured.reason;
+}
+
+/// Reads as many numbers of a table as it has. The caller makes it smaller, which leaves it where it is.
+struct Table : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    if (!table.defined()) table = at::arange(1, 9, at::TensorOptions(kGpu).dtype(at::kFloat));
+    return detail::Linear::run({in[0].tensor() * table.mean()});
+  }
+  at::Tensor table;
+};
+
+TEST_F(GraphState, TensorsThatShrink) {
+  Training run{.model = {.name = "Table", .make = [](int, int) { return std::make_shared<Table>(); }}};
+  run.steps = 14;
+  run.before = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+    for (const Stage& stage : pipeline.stages()) {
+      if (step == 6) std::dynamic_pointer_cast<Table>(pieces[stage.index().index()])->table.resize_({4});
+    }
+  };
+  const CapturedSteps captured = compare(run);
+  EXPECT_GE(captured.replayed, 10U) << captured.reason;
+}
+
+/// A square weight that is turned lies where it was.
+TEST_F(GraphState, ParametersThatAreTransposed) {
+  Training run{.model = {.name = "Linear", .make = [](int, int) { return std::make_shared<detail::Linear>(); }}};
+  run.steps = 14;
+  run.before = [](int step, Pipeline& pipeline, const auto&) {
+    for (at::Tensor parameter : pipeline.parameters()) {
+      if (step == 6 && parameter.dim() == 2) parameter.set_data(parameter.detach().t());
+    }
+  };
+  const CapturedSteps captured = compare(run);
+  EXPECT_GE(captured.replayed, 10U) << captured.reason;
+}
+
+/// Computes in memory of its own, so that autograd knows that tensor from the step before.
+struct Workbench : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = in[0].tensor();
+    if (!work.defined()) work = at::empty_like(x).detach();
+    work.detach_();
+    work.copy_(x);
+    return detail::Linear::run({work.clone()});
+  }
+  at::Tensor work;
+};
+
+TEST_F(GraphState, TensorsThatStepsComputeIn) {
+  Training run{.model = {.name = "Workbench", .make = [](int, int) { return std::make_shared<Workbench>(); }}};
+  run.steps = 10;
+  run.options = [](PipelineOptions& options) { options.lanes = 1; };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.replayed, 9U) << captured.reason;
+}
+
+/// Compares its input with that of the call before.
+struct Differences : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = in[0].tensor();
+    const at::Tensor before = previous.defined() ? previous : at::zeros_like(x);
+    previous = x.detach();
+    return detail::Linear::run({x - 0.5 * before.detach()});
+  }
+  at::Tensor previous;
+};
+
+TEST_F(GraphState, InputsThatAreKeptForTheNextStep) {
+  Training run;
+  run.model = {.name = "Differences", .make = [](int stage, int) -> PiecePtr {
+                 if (stage == 0) return std::make_shared<Differences>();
+                 return std::make_shared<detail::Linear>();
+               }};
+  run.stage_options = [](const PiecePtr& piece) {
+    StageOptions options;
+    if (const auto own = std::dynamic_pointer_cast<Differences>(piece)) {
+      options.remember = [own] {
+        return Remembered{.put_back = [own, kept = own->previous] { own->previous = kept; },
+                          .tensors = {own->previous}};
+      };
+    }
+    return options;
+  };
+  run.schedule = "LoopedBFS";
+  run.microbatches = 2;
+  run.steps = 8;
+  run.options = [](PipelineOptions& options) { options.lanes = 1; };
+  const CapturedSteps captured = compare(run);
+  EXPECT_EQ(captured.replayed, 0U);
+  EXPECT_THAT(captured.reason, testing::HasSubstr("carries from step to step"));
+}
+
+/// From the fifth step to the eighth.
+TEST_F(GraphState, HooksThatComeAndGo) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    Training run{.model = {.name = "Linear", .make = [](int, int) { return std::make_shared<detail::Linear>(); }}};
+    run.ranks = ranks;
+    run.steps = 14;
+    std::map<const Pipeline*, std::vector<std::pair<at::Tensor, unsigned>>> hooks;
+    std::mutex mutex;
+    run.before = [&](int step, Pipeline& pipeline, const auto&) {
+      const std::lock_guard lock(mutex);
+      for (const at::Tensor& parameter : pipeline.parameters()) {
+        if (step != 4) continue;
+        hooks[&pipeline].emplace_back(
+            parameter, parameter.register_hook([](const at::Tensor& gradient) { return gradient * 0.5; }));
+      }
+      if (step != 8) return;
+      for (const auto& [parameter, number] : hooks[&pipeline]) parameter.remove_hook(number);
+      hooks.erase(&pipeline);
+    };
+    const CapturedSteps captured = compare(run);
+    EXPECT_GE(captured.replayed, 10U) << captured.reason;
+  }
+}
+
+/// An evaluation with averages in the place of the parameters moves nothing that graphs read.
+TEST_F(GraphState, EvaluationsWithOtherParameters) {
+  Training run{.model = model("Dropout")};
+  run.steps = 20;
+  run.after = [](int step, Pipeline& pipeline, const auto&) {
+    if (step % 3 != 1) return;
+    std::vector<at::Tensor> own;
+    for (at::Tensor parameter : pipeline.parameters()) {
+      own.push_back(parameter.detach());
+      parameter.set_data(parameter.detach() * 0.5);
+    }
+    pipeline.eval({at::ones({20, kWidth}, at::TensorOptions(kGpu))});
+    for (std::size_t i = 0; i < own.size(); ++i) at::Tensor(pipeline.parameters()[i]).set_data(own[i]);
+  };
+  EXPECT_EQ(compare(run).replayed, 19U);
 }
 
 /// Hand-written updates that give parameters new memory: graphs would have to be captured anew in every step.

@@ -80,6 +80,8 @@ struct KeptSince {
   /// Whether somebody has put something in the place of a tensor that those calls have read, since this was asked last.
   /// Empty: nobody can tell.
   std::function<bool()> has_replaced = {};
+  /// The same for tensors where there were none: what the next call makes of those is open.
+  std::function<bool()> has_added = {};
 };
 
 /// What a stage keeps for later calls: see StageOptions::remember.

@@ -85,14 +85,15 @@ std::vector<std::uintptr_t> as_numbers(const std::vector<const void*>& addresses
 }
 
 KeptSince compared(const KeptInPython& before, const std::vector<const void*>& read) {
-  using Answer = std::tuple<py::object, bool, bool, bool>;
+  using Answer = std::tuple<py::object, bool, bool, bool, bool>;
   return in_python([&] {
-    auto [ticket, carries, puts_again, watches] =
+    auto [ticket, carries, puts_again, has_read, has_empty] =
         py::cast<Answer>(before.call<py::object>("compare", as_numbers(read)));
     const KeptInPython kept{before.memory, Owned(std::move(ticket))};
     KeptSince since{.carries = carries};
     if (puts_again) since.put_again = [kept] { kept.call<void>("put_again"); };
-    if (watches) since.has_replaced = [kept] { return kept.call<bool>("has_replaced"); };
+    if (has_read) since.has_replaced = [kept] { return kept.call<bool>("has_replaced"); };
+    if (has_empty) since.has_added = [kept] { return kept.call<bool>("has_added"); };
     return since;
   });
 }

@@ -41,6 +41,24 @@ TEST(CaptureMemory, KeepsWhatWasThereBefore) {
   EXPECT_TRUE(weak.expired());
 }
 
+/// What a sparse tensor is made of is seen as a result of `_values` and `_indices` first.
+TEST(CaptureMemory, KnowsMemoryThatIsSeenAsAViewFirst) {
+  const at::Tensor adjacency = at::eye(4).to_sparse();
+  const at::Tensor values = adjacency._values();
+  CaptureMemory memory(at::kCPU, kAlways, kNobody);
+  const at::Tensor x = at::_sparse_mm(adjacency, at::ones({4, 2}));
+  const at::Tensor weights = adjacency._values() * 2;
+  const std::vector<WeakMemory> made = memory.made();
+  EXPECT_FALSE(has(made, values)) << "it was there before";
+  EXPECT_FALSE(has(made, adjacency._indices()));
+  EXPECT_TRUE(has(made, x));
+  EXPECT_TRUE(has(made, weights));
+  const std::vector<GivenMemory> given = memory.take_given();
+  EXPECT_TRUE(std::any_of(given.begin(), given.end(), [&](const GivenMemory& one) {
+    return one.storage->unsafeGetStorageImpl() == values.storage().unsafeGetStorageImpl();
+  }));
+}
+
 TEST(CaptureMemory, KnowsNumbersOnTheCpu) {
   at::Tensor temperature = at::scalar_tensor(2.0);
   const at::Tensor scales = at::full({2}, 3.0);

@@ -222,6 +222,29 @@ TEST(Recompute, UsesTheBuffersOfTheFirstForward) {
   EXPECT_EQ(got.second.item<double>(), 5);
 }
 
+TEST(Recompute, KnowsThatStatisticsStandStillInEvaluationMode) {
+  const auto result = [](const Recompute& recompute) {
+    std::vector<Tensor> all;
+    run_ranks(quick(1), [&](World& world) {
+      torch::manual_seed(3);
+      const auto norm = std::make_shared<torch::nn::BatchNorm1dImpl>(torch::nn::BatchNorm1dOptions(kWidth));
+      norm->to(at::kDouble);
+      Pipeline pipeline(world, {make_stage(0, norm)},
+                        {.schedule = "GPipe", .microbatches = 2, .loss = mean_square, .recompute = recompute});
+      for (const bool trains : {false, true, true, false, true}) {
+        norm->train(trains);
+        pipeline.step({numbers({8, kWidth}, trains)}, {.target = numbers({8, kWidth}, 5)});
+        for (const Tensor& buffer : norm->buffers()) all.push_back(buffer.clone());
+      }
+    });
+    return all;
+  };
+  const auto expected = result({});
+  const auto got = result(Recompute::stage());
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
+}
+
 TEST(Recompute, LeavesTheBatchAsItIs) {
   run_ranks(quick(1), [&](World& world) {
     const Tensor weight = numbers({kWidth, kWidth}, 1).requires_grad_(true);

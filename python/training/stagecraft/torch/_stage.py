@@ -6,7 +6,7 @@ import collections
 import gc
 import types
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 
@@ -105,6 +105,15 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
     return spec
 
 
+def watch_losses(specs: list[dict], loss: Any) -> list[dict]:
+    """Steps as graphs see what happens to losses that are modules as they see it in the stages' own."""
+    for spec in specs:
+        losses = [one for one in (spec["auxiliary_loss"], loss) if isinstance(one, torch.nn.Module)]
+        if losses:
+            spec.update(mode=_Mode(spec["owner"], losses), memory=_Memory(spec["owner"], losses))
+    return specs
+
+
 class _Ticket:
     """C++ holds it for as long as it wants what _Memory has for it."""
 
@@ -113,26 +122,30 @@ class _Memory:
     """What the stage's modules keep: their attributes, and what lists and dicts among these hold. C++ has tickets for it, so that Python's garbage collector
     sees who refers to whom."""
 
-    def __init__(self, owner: Any):
+    def __init__(self, owner: Any, others: Sequence = ()):
         self._owner = owner
+        self._others = others
         self._kept: weakref.WeakKeyDictionary[_Ticket, _Kept] = weakref.WeakKeyDictionary()
         self._changes: weakref.WeakKeyDictionary[_Ticket, _Changes] = weakref.WeakKeyDictionary()
 
     def remember(self) -> tuple[_Ticket, list[torch.Tensor]]:
         """Returns all tensors that this keeps alive too."""
         ticket = _Ticket()
-        kept = self._kept[ticket] = _Kept(unwrapped(self._owner.submod))
+        kept = self._kept[ticket] = self._now()
         return ticket, _tensors_in([content for _, content in kept.contents])
+
+    def _now(self) -> _Kept:
+        return _Kept([unwrapped(self._owner.submod), *self._others])
 
     def give_back(self, ticket: _Ticket) -> None:
         self._kept[ticket].give_back()
 
-    def compare(self, ticket: _Ticket, read: Sequence[int]) -> tuple[_Ticket, bool, bool, bool]:
+    def compare(self, ticket: _Ticket, read: Sequence[int]) -> tuple[_Ticket, bool, bool, bool, bool]:
         """After further calls of the modules, which have read memory at these addresses. Returns a ticket for the other functions, whether
-        something is now in the place of what those calls have read, and whether `put_again` and `has_replaced` have something to do."""
+        something is now in the place of what those calls have read, and whether `put_again`, `has_replaced` and `has_added` have something to do."""
         since = _Ticket()
-        changes = self._changes[since] = _Changes(self._kept[ticket], _Kept(unwrapped(self._owner.submod)), set(read))
-        return since, changes.carries, changes.any, changes.is_watching
+        changes = self._changes[since] = _Changes(self._kept[ticket], self._now(), set(read))
+        return since, changes.carries, changes.any, changes.is_watching, changes.has_empty
 
     def put_again(self, ticket: _Ticket) -> None:
         """Puts there what those calls have put in the place of something else, or added."""
@@ -142,26 +155,74 @@ class _Memory:
         """Whether somebody has put something in the place of what they have read, since this was asked last."""
         return self._changes[ticket].has_replaced()
 
-
-_NOTHING: Any = object()
+    def has_added(self, ticket: _Ticket) -> bool:
+        """Whether somebody has put a tensor where there was nothing, since this was asked last."""
+        return self._changes[ticket].has_added()
 
 
 class _Kept:
-    """What modules have at one moment: all dicts and lists where they keep something, with a copy of each. Parameters and buffers are in some of them."""
+    """What modules have at one moment: their attributes, and all dicts, lists, deques and objects that these lead to, with a copy of each. Parameters and
+    buffers are in some of them."""
 
-    def __init__(self, module: Any):
-        places: list = [vars(part) for part in module.modules()] if isinstance(module, torch.nn.Module) else []
-        places += [value for attributes in places for value in attributes.values() if isinstance(value, (dict, list))]
-        self.contents: list[tuple[Any, Any]] = [(place, dict(place) if isinstance(place, dict) else list(place)) for place in places]
+    def __init__(self, modules: Sequence):
+        attributes = [vars(part) for module in modules if isinstance(module, torch.nn.Module) for part in module.modules()]
+        self.contents: list[tuple[Any, Any]] = [(place, _content_of(place)) for place in (*attributes, *_places_in(attributes))]
+        self._attributes = {id(place) for place in attributes}
 
     def give_back(self) -> None:
         for place, content in self.contents:
-            if isinstance(place, list):
-                place[:] = content
-                continue
-            for name in [name for name in place if name not in content]:
-                del place[name]
-            place.update(content)
+            if id(place) in self._attributes or _holds_others(place, content):
+                _fill(place, content)
+
+
+def _content_of(place: Any) -> Any:
+    return dict(place) if isinstance(place, dict) else list(place)
+
+
+def _fill(place: Any, content: Any) -> None:
+    if isinstance(place, dict):
+        for name in [name for name in place if name not in content]:
+            del place[name]
+        place.update(content)
+    else:
+        place.clear()
+        place.extend(content)
+
+
+def _holds_others(place: Any, content: Any) -> bool:
+    """Whether there are other tensors now than in its copy. What holds none is not ours: others may change it at the same time."""
+    now = _content_of(place)
+    if isinstance(place, dict):
+        changed = [value for name, value in (*now.items(), *content.items()) if now.get(name, _NOTHING) is not content.get(name, _NOTHING)]
+    else:
+        changed = [] if len(now) == len(content) and all(a is b for a, b in zip(now, content)) else [*now, *content]
+    return bool(_tensors_in(changed))
+
+
+_MOST_PLACES = 5_000
+_LEAVES = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, str, bytes, int, float)
+
+
+def _places_in(attributes: list[dict]) -> list:
+    """The dicts, lists and deques that are reached from there, and the attributes of objects."""
+    places: list = []
+    seen: dict[int, Any] = {id(place): place for place in attributes}
+    waiting = collections.deque(value for place in attributes for value in place.values())
+    while waiting and len(places) < _MOST_PLACES:
+        value = waiting.popleft()
+        if value is None or isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (tuple, set, frozenset)):
+            waiting.extend(value)
+            continue
+        place = value if isinstance(value, (dict, list, collections.deque)) else getattr(value, "__dict__", None)
+        if not isinstance(place, (dict, list, collections.deque)) or (place is not value and id(place) in seen):
+            continue
+        seen[id(place)] = place
+        places.append(place)
+        waiting.extend(list(place.values()) if isinstance(place, dict) else list(place))
+    return places
 
 
 class _Changes:
@@ -170,26 +231,39 @@ class _Changes:
     def __init__(self, before: _Kept, now: _Kept, read: set[int]):
         self.carries = False
         self._replaced: list[tuple[Any, Any, Any]] = []
-        self._longer: list[tuple[list, list]] = []
+        self._longer: list[tuple[Any, list]] = []
         self._read: list[tuple[Any, Any, Any]] = []
         new = {id(place): content for place, content in now.contents}
+        attributes = before._attributes
         for place, content in before.contents:
             items = new.get(id(place), content)  # a place that nobody has any more
             if isinstance(items, list) and len(items) > len(content) and all(a is b for a, b in zip(items, content)):
                 if _tensors_in(items[len(content) :]):
                     self._longer.append((place, items[len(content) :]))
+                    self.carries = self.carries or bool(_addresses_of(_tensors_in(content)) & read)
                 continue
             for name, value in items.items() if isinstance(items, dict) else enumerate(items):
                 old = _at(content, name)
-                if old is value or not _tensors_in([value]):
+                if old is value:
+                    continue
+                had, has = _addresses_of(_tensors_in([old])), _addresses_of(_tensors_in([value]))
+                if not had and not has and not _tensors_in([old, value]):
                     continue
                 self._replaced.append((place, name, value))
-                # Made from the old one, or swapped with it: the next calls go on from the new one.
-                self.carries = self.carries or bool(_addresses_of(_tensors_in([old])) & read - _addresses_of(_tensors_in([value])))
+                # Made from the old one, or swapped with it, or larger by something new: the next calls go on from the new one.
+                self.carries = self.carries or bool(had & read - has) or bool(had & read and had < has)
+                if old is _NOTHING and isinstance(items, dict) and id(place) not in attributes:
+                    self.carries = self.carries or bool(_addresses_of(_tensors_in(list(content.values()))) & read)
+            if isinstance(items, dict):
+                self._replaced += [(place, name, _NOTHING) for name, old in content.items() if name not in items and _tensors_in([old])]
+        self._empty: list[tuple[dict, str]] = []
+        self._filled: set[int] = set()
         for place, content in now.contents:
             for name, value in content.items() if isinstance(content, dict) else enumerate(content):
                 if _addresses_of(value if isinstance(value, tuple) else (value,)) & read:
                     self._read.append((place, name, value))
+                elif value is None and id(place) in now._attributes and name not in _NEVER_TENSORS:
+                    self._empty.append((place, name))
 
     @property
     def any(self) -> bool:
@@ -199,9 +273,15 @@ class _Changes:
     def is_watching(self) -> bool:
         return bool(self._read)
 
+    @property
+    def has_empty(self) -> bool:
+        return bool(self._empty)
+
     def put_again(self) -> None:
         for place, name, value in self._replaced:
-            if isinstance(place, dict) or name < len(place):
+            if value is _NOTHING:
+                place.pop(name, None)
+            elif isinstance(place, dict) or name < len(place):
                 place[name] = value
         for longer, added in self._longer:
             longer.extend(added)
@@ -212,6 +292,16 @@ class _Changes:
         if differs:
             self._read = now
         return differs
+
+    def has_added(self) -> bool:
+        filled = {i for i, (place, name) in enumerate(self._empty) if place.get(name) is not None and _tensors_in([place[name]])}
+        is_new = not filled <= self._filled
+        self._filled = filled
+        return is_new
+
+
+_NOTHING: Any = object()
+_NEVER_TENSORS = {"_compiled_call_impl", "_is_full_backward_hook"}  # of every module
 
 
 def _at(place: Any, name: Any) -> Any:
@@ -249,15 +339,28 @@ def _tensors_in(values: list) -> list[torch.Tensor]:
 
 
 class _Mode:
-    """A number that is another when the stage has another module, or one of its modules another mode."""
+    """A number that is another when the stage has another module, or one of its modules, or of the `others`, another mode or other hooks."""
 
-    def __init__(self, owner: Any):
+    def __init__(self, owner: Any, others: Sequence = ()):
         self._owner = owner
+        self._others = others
 
     def __call__(self) -> int:
-        module = self._owner.submod
-        parts = [(id(part), part.training) for part in module.modules()] if isinstance(module, torch.nn.Module) else []
-        return hash((id(module), *parts)) % 2**64
+        modules = (self._owner.submod, *self._others)
+        parts = [part for module in modules if isinstance(module, torch.nn.Module) for part in module.modules()]
+        state = [(id(part), part.training, *(tuple(hooks) for hooks in _hooks_of(part))) for part in parts]
+        return hash((*map(id, modules), *state, *(tuple(hooks) for hooks in _GLOBAL_HOOKS))) % 2**64
+
+
+_every_module = torch.nn.modules.module
+_GLOBAL_HOOKS = [hooks for name, hooks in vars(_every_module).items() if name.startswith("_global_") and name.endswith("_hooks")]
+
+
+def _hooks_of(part: torch.nn.Module) -> Iterator:
+    yield from (getattr(part, name, ()) for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"))
+    for parameter in part._parameters.values():
+        if parameter is not None:
+            yield from (hooks for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks) if hooks)
 
 
 class _Evaluation:
