@@ -62,7 +62,7 @@ if(NOT STAGECRAFT_SANITIZE)  # these end processes without a word, count bytes a
   stagecraft_more(multiproc.long_run)
   # As one of three that the launcher of another MPI has started.
   add_test(NAME launch.another_mpi COMMAND ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/launch_again 1)
-  set_tests_properties(launch.another_mpi PROPERTIES PASS_REGULAR_EXPRESSION "mpirun has started 3 ranks, but MPI has found 1"
+  set_tests_properties(launch.another_mpi PROPERTIES PASS_REGULAR_EXPRESSION "mpirun or srun has started 3 ranks, but MPI has found 1"
     ENVIRONMENT "OMPI_COMM_WORLD_SIZE=3;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
   stagecraft_fault_test(faults.mpi ${MPIEXEC_EXECUTABLE} fault_program)
   stagecraft_test_program(resume_program faults/resume_program.cpp)

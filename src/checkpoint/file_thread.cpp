@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <set>
 
 #include "stagecraft/checkpoint/dtypes.h"
 #include "stagecraft/core/error.h"
@@ -144,8 +143,16 @@ void FileThread::fetch(std::size_t bundle) {
     return Tag::collective(job_.group, job_.number, static_cast<std::int32_t>(b));
   };
   is_fetched_[bundle] = true;  // also if it fails: nobody asks again
-  const at::Tensor received =
-      world_.transport().receive_lasting(wanted.sender, tag(bundle), world_.timeout(), &purpose).tensors.at(0);
+  const auto receive = [&] {
+    try {
+      return world_.transport().receive_lasting(wanted.sender, tag(bundle), world_.timeout(), &purpose).tensors.at(0);
+    } catch (const TimeoutError&) {
+      is_fetched_[bundle] = false;
+      silent_.insert(wanted.sender);  // each of its bundles would take as long
+      throw;
+    }
+  };
+  const at::Tensor received = receive();
   here_[bundle] = in_memory(received);
   if (here_[bundle].nbytes() != wanted.bytes)
     throw InternalError("a part of a checkpoint has another size than planned");
@@ -160,16 +167,13 @@ void FileThread::fetch(std::size_t bundle) {
 /// The others hold what they have sent until it is received, and no failed step drops it.
 void FileThread::drop_the_rest() {
   for (at::Tensor& bundle : here_) bundle.reset();  // first: what comes needs room
-  std::set<RankId> silent;
   for (std::size_t b = 0; b < here_.size(); ++b) {
-    const RankId sender = job_.plan.bundles()[b].sender;
-    if (is_fetched_[b] || silent.contains(sender)) continue;
+    if (is_fetched_[b] || silent_.contains(job_.plan.bundles()[b].sender)) continue;
     try {
       fetch(b);
-    } catch (const TimeoutError&) {
-      silent.insert(sender);  // each of its bundles would take as long
     } catch (const std::exception&) {
-      // There was no room for it, and it is dropped; or the sender is gone, and so is what it has sent.
+      // There was no room for it, and it is dropped; or the sender is gone, and so is what it has sent; or it is
+      // silent.
     }
     here_[b].reset();
   }

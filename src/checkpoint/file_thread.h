@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -53,6 +54,7 @@ class FileThread {
   FileJob job_;
   std::vector<at::Tensor> here_;  // by bundle: those that are here and not yet written
   std::vector<bool> is_fetched_;  // by bundle
+  std::set<RankId> silent_;       // senders that were waited for in vain
   bool is_written_ = false;
   std::vector<std::size_t> to_write_;  // by bundle: pieces that are not yet written
 

@@ -95,14 +95,19 @@ int ranks_of_mpirun(const Variables& variables) {
     const int ranks = value == nullptr ? 0 : std::atoi(value);
     if (ranks > 0 && (least == 0 || ranks < least)) least = ranks;
   }
+  // By PMIx alone, srun tells in its own way. Under mpirun in an allocation of Slurm, that counts mpirun's helpers.
+  const char* tasks = variables("SLURM_STEP_NUM_TASKS");
+  const bool is_by_srun = variables("PMIX_RANK") != nullptr && variables("SLURM_PROCID") != nullptr && tasks != nullptr;
+  if (least == 0 && is_by_srun) least = std::atoi(tasks);
   return least;
 }
 
 void check_not_alone(int ranks_of_mpirun, int ranks) {
   if (ranks != 1 || ranks_of_mpirun < 2) return;
-  throw InvalidArgument("mpirun has started " + std::to_string(ranks_of_mpirun) +
+  throw InvalidArgument("mpirun or srun has started " + std::to_string(ranks_of_mpirun) +
                         " ranks, but MPI has found 1, this process alone: start the program by the mpirun of the MPI "
-                        "that Stagecraft was built with, or unset OMPI_COMM_WORLD_SIZE and PMI_SIZE to run it alone");
+                        "that Stagecraft was built with, or unset OMPI_COMM_WORLD_SIZE, PMI_SIZE and PMIX_RANK to run "
+                        "it alone");
 }
 
 std::string first_host(const std::string& list) {

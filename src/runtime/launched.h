@@ -36,8 +36,8 @@ void check_can_choose(const Launched& launched, int devices);
 /// that runs. So it asks for 32 queues, and for all kernels at once. Variables that are set already stay.
 void prepare_cuda();
 
-/// How many ranks mpirun has started, as it tells each of them; 0 if it does not, the least if several do. Asked for
-/// before MPI starts, which may set these variables itself.
+/// How many ranks mpirun, or srun for MPI, has started, as it tells each of them; 0 if it does not, the least if
+/// several do. Asked for before MPI starts, which may set these variables itself.
 int ranks_of_mpirun(const Variables& variables);
 
 /// Called when MPI has started. Throws InvalidArgument when this process is alone there, although mpirun has started

@@ -58,8 +58,7 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
   };
   try {
     check_not_alone(told, process.ranks());
-    const RankScope scope(device_of(options, process.rank(), process.local_rank()),
-                          threads_of(options, process.cores()));
+    RankScope scope(device_of(options, process.rank(), process.local_rank()), threads_of(options, process.cores()));
     const auto activity = std::make_shared<Activity>();
     const auto doing = [activity] { return activity->text(); };
     const std::shared_ptr<Transport> mpi = process.connect(scope.device(), doing);
@@ -74,6 +73,7 @@ int run_under_mpi(const LaunchOptions& options, const std::function<void(World&)
     try {
       World world(nccl ? nccl->transport() : mpi, scope.device(), options.timeout, options.replicas, activity);
       program(world);
+      scope.finish();
     } catch (...) {
       note_failure();  // first: the other ranks' ends, and the launcher's signal, come meanwhile
     }

@@ -78,7 +78,7 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
   try {
     const int cores = static_cast<int>(std::thread::hardware_concurrency()) / launched->local_ranks;
     if (!options.device) check_can_choose(*launched, device_count(options.device_type));
-    const RankScope scope(device_of(options, rank, launched->local_rank), threads_of(options, cores));
+    RankScope scope(device_of(options, rank, launched->local_rank), threads_of(options, cores));
     const auto activity = std::make_shared<Activity>();
     const auto store = store_of(*launched, options.timeout);
     const std::string name = launched->job + "/" + std::to_string(world_number);
@@ -87,6 +87,7 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
     try {
       World world(connection.transport(), scope.device(), options.timeout, options.replicas, activity);
       program(world);
+      scope.finish();
     } catch (...) {
       note_failure();
     }

@@ -49,7 +49,11 @@ class OwnStream {
     guard_.emplace(own_->get());
   }
   ~OwnStream() {
-    if (own_) run_after(*before_, own_->get());
+    try {
+      if (own_) run_after(*before_, own_->get());
+    } catch (
+        const c10::Error&) {  // NOLINT(bugprone-empty-catch): the device has failed, and nothing runs there any more
+    }
   }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
@@ -102,6 +106,10 @@ RankScope::RankScope(c10::Device device, int threads) try
               "CUDA_DEVICE_MAX_CONNECTIONS=8, because the GPU has so many queues for each of them");
 }
 RankScope::~RankScope() = default;
+void RankScope::finish() {
+  const c10::Device own = device();
+  if (!own.is_cpu()) current_stream(own).synchronize();
+}
 c10::Device RankScope::device() const { return implementation_->device(); }
 
 }  // namespace stagecraft

@@ -60,6 +60,7 @@ StepSignature StepGraphs::signature_of(const Program& program, const StepInputs&
   StepSignature signature(device_);
   signature.add(reinterpret_cast<std::uintptr_t>(&program));
   signature.add(inputs);
+  if (losses_.has_losses()) signature.add(*inputs.loss_keywords);
   signature.add_numeric_modes();
   for (const Stage& stage : stages_) signature.add(stage);
   for (const double seed : losses_.seeds()) signature.add(std::uint64_t{seed == 0});

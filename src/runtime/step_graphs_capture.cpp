@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/no_messages.h"
 #include "step_graphs.h"
 
 namespace stagecraft {
@@ -229,7 +230,8 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   if (interruption) std::rethrow_exception(interruption);
   if (!obstacle.empty()) return obstacle;
   StepInputs inputs = signature.with(execution.inputs, made.inputs);
-  const ValueDict keywords = signature.with(*execution.inputs.loss_keywords, made.inputs);
+  const ValueDict& given = *execution.inputs.loss_keywords;
+  const ValueDict keywords = losses_.has_losses() ? signature.with(given, made.inputs) : given;
   inputs.loss_keywords = &keywords;
   std::vector<at::Tensor> originals;  // gradients before the step
   for (std::size_t i = 0; i < trained_.size(); ++i) {
@@ -238,6 +240,8 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   }
   const auto capture_piece = [&](const std::function<void()>& work) {
     const GraphRandomScope random(*made.random);
+    const NoMessages alone(
+        "a stage or a loss sends, receives or takes part in a collective, which every step has to do");
     made.pieces.graphs.push_back(graphs_->capture(work, /*makes_room=*/made.pieces.graphs.empty()));
   };
   std::vector<std::uint32_t> versions;

@@ -113,7 +113,6 @@ void StepSignature::add(const StepInputs& inputs) {
   for (const ValueDict& dict : inputs.keywords) add(dict);
   add(std::uint64_t{inputs.targets.size()});
   for (const Value& value : inputs.targets) add(value);
-  add(*inputs.loss_keywords);
   for (const auto* rows : {&inputs.rows, &inputs.target_rows, &inputs.loss_rows}) {
     add(std::uint64_t{rows->size()});
     for (const std::int64_t size : *rows) add(static_cast<std::uint64_t>(size));

@@ -45,13 +45,14 @@ void run_ranks(const LaunchOptions& options, const std::function<void(World&)>& 
         transport = fabric.connect(rank, device, [activity] { return activity->text(); });
       };
       try {
-        const RankScope scope(device_of(options, rank, r),
-                              threads_of(options, static_cast<int>(std::thread::hardware_concurrency()) / ranks));
+        RankScope scope(device_of(options, rank, r),
+                        threads_of(options, static_cast<int>(std::thread::hardware_concurrency()) / ranks));
         std::optional<RandomTurns> turns;
         if (ranks > 1 && !scope.device().is_cpu()) turns.emplace();
         connect(scope.device());
         World world(transport, scope.device(), options.timeout, options.replicas, activity);
         program(world);
+        scope.finish();
       } catch (...) {
         failures[rank.index()] = std::current_exception();
       }

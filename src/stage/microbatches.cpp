@@ -2,7 +2,10 @@
 
 #include <ATen/Functions.h>
 
+#include <cmath>
 #include <numeric>
+#include <type_traits>
+#include <variant>
 
 #include "stagecraft/core/error.h"
 
@@ -46,14 +49,44 @@ std::vector<std::int64_t> sizes_of(const at::Tensor& tensor, const Split& how, i
   return how.sizes;
 }
 
-/// Joins the trees of all microbatches item by item; they must have the same structure.
+[[noreturn]] void refuse_to_join(const std::string& why) {
+  throw InvalidArgument("the outputs of the microbatches cannot be put together: " + why +
+                        ": give a reducer (PipelineOptions::merge_outputs), or return the same kind always");
+}
+
+/// How many items it has, and their names.
+std::string layout_of(const Value& value) {
+  if (value.is_list()) return "a list of " + std::to_string(value.list().size());
+  std::string names;
+  for (const auto& [name, item] : value.dict()) names += (names.empty() ? "" : ", ") + name;
+  return "a dict of (" + names + ")";
+}
+
+/// Of one kind. Objects that nobody can look into are the same only if they are one.
+bool is_same_scalar(const Value& a, const Value& b) {
+  const auto is_same = [&](const auto& held) {
+    using Held = std::decay_t<decltype(held)>;
+    const Held& other = std::get<Held>(b.held());
+    if constexpr (std::is_same_v<Held, double>) return held == other || (std::isnan(held) && std::isnan(other));
+    if constexpr (std::is_same_v<Held, bool> || std::is_same_v<Held, std::int64_t> ||
+                  std::is_same_v<Held, std::string> || std::is_same_v<Held, OpaquePtr>) {
+      return held == other;
+    }
+    return true;
+  };
+  return std::visit(is_same, a.held());
+}
+
+/// Joins the trees of all microbatches item by item; they must have the same structure, and the same scalars.
 template <typename Join>
 Value join(const std::vector<Value>& parts, const Join& join_tensors) {
   const Value& model = parts.front();
   for (const Value& part : parts) {
     if (part.held().index() != model.held().index()) {
-      throw InvalidArgument("the outputs of the microbatches cannot be put together: one is " + model.kind() +
-                            ", another " + part.kind() + ": give a reducer, or return the same kind always");
+      refuse_to_join("one is " + model.kind() + ", another " + part.kind());
+    }
+    if ((model.is_list() || model.is_dict()) && layout_of(part) != layout_of(model)) {
+      refuse_to_join("one is " + layout_of(model) + ", another " + layout_of(part));
     }
   }
   if (model.is_tensor()) {
@@ -77,6 +110,9 @@ Value join(const std::vector<Value>& parts, const Join& join_tensors) {
       joined.emplace_back(model.dict()[i].first, join(item_of_all(i), join_tensors));
     }
     return joined;
+  }
+  for (const Value& part : parts) {
+    if (!is_same_scalar(model, part)) refuse_to_join(model.kind() + " differs between them");
   }
   return model;
 }

@@ -229,18 +229,20 @@ void Coordinator::abort(const Failure& failure) {
   channel_.wake();
 }
 
-void Coordinator::give_up(const Failure& failure) {
+void Coordinator::give_up(const Failure& failure, const std::function<void()>& before_telling) {
   const Failure known{failure.rank.value < 0 ? rank_ : failure.rank, failure.message};
-  abort(known);
-  Notice notice;
+  std::vector<Notice> notices;
   {
     const std::lock_guard lock(mutex_);
-    if (roll_call_.is_over()) return;
-    roll_call_.give_up(known, roll_call_.step());
-    notice = {Notice::Kind::kGiveUp, roll_call_.step(), known.rank.value, known.message};
+    if (roll_call_.add_failure(known, has_timed_out_)) notices.push_back(failure_notice(known));
+    if (!roll_call_.is_over()) {
+      roll_call_.give_up(known, roll_call_.step());
+      notices.push_back({Notice::Kind::kGiveUp, roll_call_.step(), known.rank.value, known.message});
+    }
   }
-  tell_all(notice);
   channel_.wake();
+  if (before_telling) before_telling();
+  for (const Notice& notice : notices) tell_all(notice);
 }
 
 /// When `settle` stops waiting: after the timeout; but soon after some wait of this step has timed out.

@@ -34,7 +34,8 @@ class Coordinator {
   Message receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose, bool lasting = false);
   void abort(const Failure& failure);
   std::optional<Failure> settle(Timeout timeout);
-  void give_up(const Failure& failure);
+  /// `before_telling`: once this rank knows, and before others are told, which may take long.
+  void give_up(const Failure& failure, const std::function<void()>& before_telling = {});
   [[nodiscard]] std::optional<Failure> over() const;
   void depart(const std::optional<std::string>& failure);
   void set_resting(bool resting) { is_resting_ = resting; }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/no_messages.h"
 #include "tensor_kinds.h"
 
 namespace stagecraft {
@@ -57,6 +58,7 @@ class MessageGroup::Collective {
  public:
   Collective(MessageGroup& group, std::string_view call)
       : group_(group), purpose_{group.what_, group.call_.empty() ? call : group.call_, group.name_} {
+    NoMessages::check();  // before it counts
     // The messages of a failed step are gone, and members may have been at different collectives: all count from 0
     // again.
     const std::uint64_t failed = group.transport_.failed_steps();

@@ -4,6 +4,7 @@
 
 #include "coordinator.h"
 #include "stagecraft/transport/message_group.h"
+#include "stagecraft/transport/no_messages.h"
 #include "tensor_kinds.h"
 
 namespace stagecraft {
@@ -20,28 +21,33 @@ void Transport::check_rank(RankId rank) const {
 }
 
 void Transport::send(RankId to, const Tag& tag, Message message) {
+  NoMessages::check();
   check_rank(to);
   for (const at::Tensor& tensor : message.tensors) check_can_travel(tensor);
   channel_->send(to, tag, std::move(message), coordinator_->step());
 }
 
 void Transport::send_lasting(RankId to, const Tag& tag, Message message) {
+  NoMessages::check();
   check_rank(to);
   for (const at::Tensor& tensor : message.tensors) check_can_travel(tensor);
   channel_->send(to, tag, std::move(message), Channel::kNoStep);
 }
 
 Message Transport::receive_lasting(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
+  NoMessages::check();
   check_rank(from);
   return coordinator_->receive(from, tag, timeout, purpose, /*lasting=*/true);
 }
 
 void Transport::post_receive(RankId from, const Tag& tag) {
+  NoMessages::check();
   check_rank(from);
   channel_->post(from, tag);
 }
 
 Message Transport::receive(RankId from, const Tag& tag, Timeout timeout, const Purpose* purpose) {
+  NoMessages::check();
   check_rank(from);
   return coordinator_->receive(from, tag, timeout, purpose);
 }

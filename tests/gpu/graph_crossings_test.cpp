@@ -173,6 +173,43 @@ TEST_F(GraphCrossings, ReplicasThatShareTheOptimizerAndOfWhichOneIsEager) {
   }
 }
 
+/// Statistics over all replicas, in the forward: a capture of one must not wait for the other's.
+TEST_F(GraphCrossings, CollectivesInAForwardStayEager) {
+  for (const bool graph : {false, true}) {
+    std::mutex mutex;
+    std::vector<CapturedSteps> captured;
+    run_ranks({.ranks = 1, .replicas = 2, .device = [](RankId) { return kGpu; }, .timeout = std::chrono::seconds(20)},
+              [&](World& world) {
+                auto layer = std::make_shared<torch::nn::LinearImpl>(kWidth, kWidth);
+                layer->to(kGpu);
+                std::vector<Stage> stages;
+                stages.push_back(make_stage(0, layer, [&, layer](const StageCall& call) -> Value {
+                  const at::Tensor y = layer->forward(call.tensor(0));
+                  at::Tensor mean = y.detach().mean(0);
+                  world.peers().all_reduce(mean, Reduction::kMean);
+                  return y - mean;
+                }));
+                Pipeline pipeline(world, std::move(stages),
+                                  {.schedule = "GPipe",
+                                   .microbatches = 2,
+                                   .loss = [](const at::Tensor& output,
+                                              const at::Tensor& target) { return (output - target).pow(2).mean(); },
+                                   .graph = graph});
+                const at::Tensor x = at::full({4, kWidth}, world.replica() + 1.0, at::TensorOptions(kGpu));
+                for (int step = 0; step < 6; ++step) {
+                  const at::Tensor loss = pipeline.step({x}, {.target = x}).losses.at(0);
+                  EXPECT_TRUE(std::isfinite(loss.item<double>()));
+                }
+                const std::lock_guard lock(mutex);
+                captured.push_back(pipeline.captured());
+              });
+    for (const CapturedSteps& one : captured) {
+      EXPECT_EQ(one.replayed, 0U);
+      EXPECT_THAT(one.reason, testing::HasSubstr(graph ? "takes part in a collective" : ""));
+    }
+  }
+}
+
 TEST_F(GraphCrossings, ReplicasThatShareParametersStayEager) {
   Training run{.model = model("Mlp"), .replicas = 2};
   run.options = [](PipelineOptions& options) { options.shard = Shard::kParameters; };

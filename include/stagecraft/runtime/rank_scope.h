@@ -17,6 +17,10 @@ class RankScope {
   RankScope(const RankScope&) = delete;
   RankScope& operator=(const RankScope&) = delete;
 
+  /// Waits until the device has done what the rank has issued. Throws the device's error, such as a failed assertion in
+  /// a kernel, which a program that reads nothing back would not meet.
+  void finish();
+
   /// The device, with its index.
   [[nodiscard]] c10::Device device() const;
 

@@ -13,6 +13,25 @@
 
 namespace stagecraft::nccl {
 
+namespace {
+
+std::string first_line(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+std::optional<std::string> error_of(c10::Device device) {
+  try {
+    const c10::DeviceGuard guard(device);
+    c10::Event(device.type()).record(current_stream(device));
+  } catch (const c10::Error& error) {
+    return first_line(error);
+  }
+  return std::nullopt;
+}
+
 struct Communicator::Connection {
   Connection(c10::Device on, int count, int own)
       : device(on), ranks(count), place(own), stream(unshared_stream(on, /*is_urgent=*/true)) {}
@@ -78,9 +97,9 @@ struct Communicator::Connection {
       check(result, "ncclCommInitRank");
       warm_up();
     } catch (const c10::Error& error) {
-      why = error.what_without_backtrace();
+      why = first_line(error);
     } catch (const std::exception& error) {
-      why = error.what();
+      why = error_of(device).value_or(error.what());  // NCCL says no more than "unhandled cuda error"
     }
     Comm unusable = nullptr;
     {
@@ -174,8 +193,7 @@ Communicator::Issued* Communicator::first_in_flight() {
     if (!first.begun && first.begin.query()) first.begun = Clock::now();
     return &first;
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    device_error_ = text.substr(0, text.find('\n'));
+    device_error_ = first_line(error);
     in_flight_.clear();
     return nullptr;
   }

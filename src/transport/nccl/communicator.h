@@ -24,6 +24,10 @@ using Clock = std::chrono::steady_clock;
 /// A new id, by which ranks find each other. One of them makes it and tells the others.
 std::string new_id();
 
+/// The error of a device that has failed, such as a failed assertion in a kernel of the program; none if it is well.
+/// Does not wait for it.
+std::optional<std::string> error_of(c10::Device device);
+
 /// Some ranks that NCCL connects, with a stream of its own on this rank's device. What is issued to it runs in that
 /// order on all of them; the host waits only for the connection.
 class Communicator {

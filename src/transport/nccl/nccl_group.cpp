@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/transport/no_messages.h"
 #include "stagecraft/transport/streams.h"
 
 namespace stagecraft::nccl {
@@ -64,6 +65,7 @@ void NcclGroup::connect() {
 }
 
 std::vector<std::string> NcclGroup::announce(Call& call, const std::vector<at::Tensor>& tensors, bool any_rows) {
+  NoMessages::check();
   const auto as_one_call = naming(call.name);
   if (failed_steps() != failed_steps_) calls_ = 0;  // members may have been at different ones
   failed_steps_ = failed_steps();

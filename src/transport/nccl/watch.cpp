@@ -9,7 +9,9 @@ constexpr std::chrono::milliseconds kLook{50};
 
 }  // namespace
 
-Watch::~Watch() {
+Watch::~Watch() { stop(); }
+
+void Watch::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;
@@ -73,8 +75,7 @@ void Watch::run(const Report& report, const ReportError& report_error) {
     for (const auto& communicator : all()) {
       const std::optional<std::string> what = communicator->overdue(limit_);
       if (const std::optional<std::string> error = communicator->device_error()) {
-        report_error(*error);
-        abort_all();
+        report_error(*error, [this] { abort_all(); });
         return;
       }
       if (!what) continue;

@@ -20,8 +20,8 @@ class Watch {
  public:
   /// `members`: of the communicator that stands still.
   using Report = std::function<void(const std::vector<RankId>& members, const std::string& text)>;
-  /// `text`: the error of this rank's device.
-  using ReportError = std::function<void(const std::string& text)>;
+  /// `text`: the error of this rank's device. Calls `abort_all` before anything that may wait for NCCL.
+  using ReportError = std::function<void(const std::string& text, const std::function<void()>& abort_all)>;
 
   Watch(c10::Device device, std::chrono::milliseconds limit) : device_(device), limit_(limit) {}
   ~Watch();
@@ -35,6 +35,8 @@ class Watch {
   /// Called once. `report` is called when an operation has not ended within the limit, `report_error` when the device
   /// has failed: one of them, at most once.
   void start(Report report, ReportError report_error);
+  /// Ends the watch: it does not report any more.
+  void stop();
   /// The communicator of this id; connects it if it is new. After `abort_all`, one that is aborted.
   ///
   /// It lives as long as this object: what this rank has issued, and what others still read from its memory, must not

@@ -145,6 +145,7 @@ class SocketConnection::Implementation {
   std::vector<std::shared_ptr<Line>> lines;
   std::shared_ptr<nccl::Watch> nccl;
   bool has_left = false;
+  bool has_failed_device = false;  // found when it left
 };
 
 SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& exchange, Options options)
@@ -179,16 +180,19 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
     coordinator->lose(other, text);
     if (!coordinator->lost() && !coordinator->failed_departure()) coordinator->lose(rank, text);
   };
+  // A thread that is inside NCCL may hold what telling others needs.
+  const auto give_up = [coordinator, nccl, rank](const std::string& text) {
+    coordinator->give_up({rank, text}, [&] {
+      if (nccl) nccl->abort_all();
+    });
+  };
   implementation_->channel->start({[coordinator, nccl, lose_transfers](RankId lost, const std::string& text) {
                                      if (!nccl) return coordinator->lose(lost, text);
                                      lose_transfers(lost, text);
                                      nccl->abort_all();  // what waits for it on the device never ends
                                    },
                                    [coordinator] { return coordinator->failed_departure().has_value(); },
-                                   [coordinator, nccl, rank](const std::string& text) {
-                                     coordinator->give_up({rank, text});
-                                     if (nccl) nccl->abort_all();
-                                   }});
+                                   [give_up](const std::string& text) { give_up(text); }});
   if (!nccl) return;
   const auto lose_members = [lose_transfers, rank](const std::vector<RankId>& members, const std::string& text) {
     std::string others;
@@ -200,8 +204,9 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
     }
     lose_transfers(blamed, text + ": rank " + others + " does not answer");
   };
-  nccl->start(lose_members, [coordinator, rank](const std::string& error) {
-    coordinator->give_up({rank, "rank " + std::to_string(rank.value) + ": " + error});
+  // The watch aborts everything itself.
+  nccl->start(lose_members, [coordinator, rank](const std::string& error, const std::function<void()>& abort_all) {
+    coordinator->give_up({rank, "rank " + std::to_string(rank.value) + ": " + error}, abort_all);
   });
 }
 
@@ -209,6 +214,7 @@ SocketConnection::~SocketConnection() {
   leave(std::nullopt, std::chrono::seconds(5));
   if (!implementation_->nccl) return;
   implementation_->nccl->abort_all();
+  implementation_->nccl->stop();  // what it reports to is gone next
 }
 
 void SocketConnection::leave(const std::optional<std::string>& failure, Timeout patience) {
@@ -228,6 +234,11 @@ void SocketConnection::leave(const std::optional<std::string>& failure, Timeout 
     }
   };
   if (nccl) waits_until([&](Clock::time_point until) { return nccl->wait_until_idle(until); });
+  if (const auto error = nccl && !failure ? nccl::error_of(nccl->device()) : std::nullopt) {
+    implementation_->has_failed_device = true;
+    const RankId own = implementation_->channel->rank();
+    transport_->coordinator().give_up({own, "rank " + std::to_string(own.value) + ": " + *error});
+  }
   implementation_->channel->say_goodbye();
   const auto until = Clock::now() + patience;
   for (const auto& line : implementation_->lines) {
@@ -247,7 +258,7 @@ bool SocketConnection::finish(const std::optional<std::string>& failure) {
     return false;
   }
   while (!wait_for_others(std::chrono::minutes(1))) continue;
-  return !coordinator.lost() && !coordinator.failed_departure();
+  return !coordinator.lost() && !coordinator.failed_departure() && !implementation_->has_failed_device;
 }
 
 bool SocketConnection::wait_for_others(Timeout patience) {

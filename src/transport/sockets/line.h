@@ -90,6 +90,7 @@ class Line : public std::enable_shared_from_this<Line> {
   void release();
   void lose(const std::string& what, const std::string& why);
   void give_up(const std::string& text);
+  void give_up_or_lose(const std::exception_ptr& failure);
 
   Socket socket_;
   RankId own_;

@@ -16,6 +16,13 @@ namespace stagecraft::sockets {
 namespace {
 
 constexpr const char* kEnded = " has ended in the middle of the run: it was killed, crashed or called exit";
+constexpr const char* kUnreadable = " cannot send to this rank any more";
+
+/// The other rank has closed its end of the connection.
+class Closed : public TransportError {
+ public:
+  explicit Closed(RankId peer) : TransportError("the connection was closed", peer) {}
+};
 
 }  // namespace
 
@@ -42,7 +49,7 @@ bool Line::fetch(void* data, std::size_t bytes) {
 }
 
 void Line::need(void* data, std::size_t bytes) {
-  if (!fetch(data, bytes)) throw TransportError("the connection was closed", peer_);
+  if (!fetch(data, bytes)) throw Closed(peer_);
 }
 
 void Line::skip(std::size_t bytes) {
@@ -73,20 +80,14 @@ void Line::receive() {
       }
       take_in(head.size);
     }
-  } catch (const wire::OutOfMemory& error) {
-    give_up(error.what());
-  } catch (const std::bad_alloc&) {
-    give_up("rank " + std::to_string(own_.value) + " is out of memory: it has no room for a message from rank " +
-            std::to_string(peer_.value));
+  } catch (const Closed& error) {
+    lose(kEnded, error.what());
   } catch (const std::system_error& error) {
     const bool is_cut_off = error.code() == std::errc::timed_out || error.code() == std::errc::host_unreachable ||
                             error.code() == std::errc::network_unreachable;
     lose(is_cut_off ? " is out of reach: its host or the network to it is gone" : kEnded, error.what());
-  } catch (const c10::Error& error) {  // this rank's device has failed: the other rank may be well
-    const std::string text = error.what_without_backtrace();
-    give_up("rank " + std::to_string(own_.value) + ": " + text.substr(0, text.find('\n')));
-  } catch (const std::exception& error) {
-    lose(kEnded, error.what());
+  } catch (...) {
+    give_up_or_lose(std::current_exception());
   }
   reports_->mailbox->forget(peer_);
   {
@@ -162,7 +163,7 @@ void Line::take_in(std::size_t bytes) {
 nccl::Communicator& Line::path_in() {
   if (!in_) throw InternalError("a message by NCCL has come before its communicator");
   while (!in_->wait_until_connected(Clock::now() + std::chrono::milliseconds(20))) {
-    if (socket_.is_hung_up()) throw TransportError("the connection was closed", peer_);
+    if (socket_.is_hung_up()) throw Closed(peer_);
   }
   return *in_;
 }
@@ -212,6 +213,27 @@ bool Line::receive_tensors(wire::Mailbox::Entry& entry) {
   if (!path.issue(to_text(entry.tag) + ", from rank " + std::to_string(peer_.value), receive_all)) return false;
   entry.written.emplace(nccl_->device().type()).record(path.stream());
   return true;
+}
+
+/// What comes next cannot be received, though the other rank may be well: a failed device makes anything fail.
+void Line::give_up_or_lose(const std::exception_ptr& failure) {
+  const std::string who = "rank " + std::to_string(own_.value);
+  if (const auto error = nccl_ ? nccl::error_of(nccl_->device()) : std::nullopt) return give_up(who + ": " + *error);
+  try {
+    std::rethrow_exception(failure);
+  } catch (const wire::OutOfMemory& error) {
+    give_up(error.what());
+  } catch (const std::bad_alloc&) {
+    give_up(who + " is out of memory: it has no room for a message from rank " + std::to_string(peer_.value));
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    give_up(who + ": " + text.substr(0, text.find('\n')));
+  } catch (const std::exception& error) {  // NCCL may learn of a death a moment before the connection does
+    constexpr auto kMoment = std::chrono::milliseconds(200);
+    const auto until = Clock::now() + kMoment;
+    while (!socket_.is_hung_up() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lose(socket_.is_hung_up() ? kEnded : kUnreadable, error.what());
+  }
 }
 
 /// Breaks the connection off, because what comes next cannot be received. The other rank learns why before it does.

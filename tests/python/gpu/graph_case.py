@@ -62,7 +62,8 @@ def train(graph, *, dropout=0.1, seed=7, steps=6, before=lambda step, modules: N
             x, y = (tensor.chunk(replicas)[world.replica] for tensor in batch)
             before(step, [modules[s] for s in own])
             if evaluates(step):
-                pipeline.eval(torch.ones(8, 5, WIDTH, device=DEVICE), target=torch.ones(8, 5, WIDTH, device=DEVICE))
+                evaluated = pipeline.eval(torch.ones(8, 5, WIDTH, device=DEVICE), target=torch.ones(8, 5, WIDTH, device=DEVICE))
+                trace += [loss.clone() for loss in evaluated.losses]
             optimizer.zero_grad()
             with around():
                 result = pipeline.step(x, target=y)

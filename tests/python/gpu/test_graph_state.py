@@ -1,5 +1,6 @@
 """Python modules as graphs that keep, carry and replace tensors, and callers that do: always what eager steps give."""
 
+import collections
 import types
 
 import torch
@@ -137,7 +138,211 @@ class CarriesABuffer(Block):
         return x - self.seen
 
 
+class CarriesInANestedDict(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = {"ema": {"average": torch.zeros(WIDTH, device=DEVICE)}}
+
+    def forward(self, x):
+        x = super().forward(x)
+        inner = self.state["ema"]
+        inner["average"] = 0.9 * inner["average"] + 0.1 * x.detach().mean((0, 1))
+        return x - inner["average"]
+
+
+class CarriesInsideAnObject(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = types.SimpleNamespace(average=torch.zeros(WIDTH, device=DEVICE))
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.state.average = 0.9 * self.state.average + 0.1 * x.detach().mean((0, 1))
+        return x - self.state.average
+
+
+class CarriesInADeque(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.last = collections.deque([torch.zeros(WIDTH, device=DEVICE)] * 3, maxlen=3)
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.last.append(x.detach().mean((0, 1)))
+        return x - torch.stack(list(self.last)).mean(0)
+
+
+class Grows(Block):
+    """Reads all that it has seen so far."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.bank = []
+
+    def add(self, one):
+        self.bank.append(one)
+
+    def all(self):
+        return self.bank
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.add(x.detach().mean((0, 1)))
+        return x - torch.stack(list(self.all())).mean(0)
+
+
+class GrowsADict(Grows):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.bank = {}
+
+    def add(self, one):
+        self.bank[len(self.bank)] = one
+
+    def all(self):
+        return self.bank.values()
+
+
+class GrowsATrimmedList(Grows):
+    def add(self, one):
+        self.bank = (self.bank + [one])[-64:]
+
+
+class CachesForInference(Block):
+    """Evaluations normalize a weight once, and training drops it."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.cache = None
+
+    def normalized(self):
+        if self.training:
+            self.cache = None
+            return self.weight / self.weight.norm()
+        if self.cache is None:
+            self.cache = (self.weight / self.weight.norm()).detach()
+        return self.cache
+
+    def forward(self, x):
+        return super().forward(x) * self.normalized()
+
+
+class MaskedLater(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.mask = None
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x if self.mask is None else x * self.mask
+
+
+class Calibrated(Block):
+    """Evaluations measure what steps are divided by; what was measured before is kept too."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.scale, self.before = torch.ones(WIDTH, device=DEVICE), None
+
+    def forward(self, x):
+        x = super().forward(x)
+        if not self.training:
+            self.before, self.scale = self.scale, x.detach().abs().mean((0, 1)) + 0.5
+        return x / self.scale
+
+
+class Weighted(nn.Module):
+    """A loss with weights that the caller replaces, and dropout."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, output, target):
+        return (self.dropout(output - target).pow(2) * self.weights).mean()
+
+
 class GraphState(GraphCase):
+    def test_collections_that_grow_and_are_read(self):
+        for block in (Grows, GrowsADict, GrowsATrimmedList):
+            for lanes in ({}, {"lanes": 1}):
+                with self.subTest(block.__name__, **lanes):
+                    captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block, **lanes)
+                    self.assertIn("carries from step to step", captured.reason)
+
+    def test_caches_that_evaluations_make_and_steps_drop(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=CachesForInference, steps=20,
+                                     evaluates=lambda step: step % 5 == 4)  # fmt: skip
+                self.assertGreaterEqual(captured.replayed, 12, captured.reason)
+
+    def test_tensors_that_the_caller_adds_and_takes_away(self):
+        mask = torch.full((WIDTH,), 1.5, device=DEVICE)
+
+        def before(step, modules):
+            for module in modules if step in (5, 10) else ():
+                module.mask = mask if step == 5 else None
+
+        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=MaskedLater, before=before, steps=16)
+        self.assertGreaterEqual(captured.replayed, 8, captured.reason)
+
+    def test_tensors_that_evaluations_replace_by_others(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Calibrated, steps=24,
+                                     evaluates=lambda step: step % 8 == 7)  # fmt: skip
+                self.assertGreaterEqual(captured.replayed, 12, captured.reason)
+
+    def test_hooks_that_come_and_go(self):
+        def of_module(module):
+            return module.register_forward_hook(lambda module, arguments, output: output * 0.5)
+
+        def of_parameter(module):
+            return module.out.weight.register_hook(lambda gradient: gradient * 0.5)
+
+        def halve(parameter):
+            parameter.grad.mul_(0.5)
+
+        def after_accumulation(module):
+            return module.out.weight.register_post_accumulate_grad_hook(halve)
+
+        def of_another_parameter(module):
+            module.out.bias.register_hook(lambda gradient: gradient.clone())
+            return of_parameter(module)
+
+        for register in (of_module, of_parameter, after_accumulation, of_another_parameter):
+            with self.subTest(register.__name__):
+                handles = []
+
+                def before(step, modules):
+                    if step == 4:
+                        handles.extend(register(module) for module in modules)
+                    for handle in handles if step == 8 else ():
+                        handle.remove()
+                    if step == 8:
+                        handles.clear()
+
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, before=before, steps=14)
+                self.assertGreaterEqual(captured.replayed, 8, captured.reason)
+
+    def test_losses_that_are_modules(self):
+        weights = [torch.full((WIDTH,), 1 + 0.5 * i, device=DEVICE) for i in range(2)]
+        for change in ("weights", "mode"):
+            with self.subTest(change):
+                loss = Weighted(weights[0])
+
+                def before(step, modules):
+                    if change == "weights":
+                        loss.weights = weights[step // 5 % 2]
+                    else:
+                        loss.train(step // 5 % 2 == 0)
+
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, before=before, steps=20, loss=loss)
+                self.assertGreaterEqual(captured.replayed, 8, captured.reason)
+
     def test_gradients_that_are_kept(self):
         """A replay does not overwrite what somebody has kept; what Python has only looked at is not kept."""
         kept = []
@@ -153,7 +358,8 @@ class GraphState(GraphCase):
             self.assertTrue(torch.equal(gradient, value))
 
     def test_tensors_that_a_module_carries_and_replaces(self):
-        for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesAndRemembers, CarriesABuffer):
+        for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesAndRemembers, CarriesABuffer, CarriesInANestedDict, CarriesInsideAnObject,
+                      CarriesInADeque):  # fmt: skip
             with self.subTest(block.__name__):
                 captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block)
                 self.assertIn("carries from step to step", captured.reason)

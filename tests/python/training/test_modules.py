@@ -122,6 +122,20 @@ class Modules(unittest.TestCase):
 
         self.expect_one_device(lambda: [models.block(0), Attends(1)], seed=3)
 
+    def test_operators_that_take_functions(self):
+        """With a seed they run while Stagecraft looks after random numbers."""
+
+        class Chooses(nn.Module):
+            def __init__(self, index):
+                super().__init__()
+                self.inner = models.block(index)
+
+            def forward(self, value):
+                value = self.inner(value)
+                return torch.cond(value.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (value,))
+
+        self.expect_one_device(lambda: [models.block(0), Chooses(1)], seed=3)
+
     def test_checkpoint_beside_a_stage_that_is_recomputed(self):
         modules = [nn.Sequential(models.block(0), nn.Dropout(0.5)), Checkpointed(1, False, dropout=0.5)]
         stages = [sc.Stage(modules[0], 0, recompute=sc.Recompute.stage()), sc.Stage(modules[1], 1)]

@@ -281,6 +281,14 @@ class Pipelines(unittest.TestCase):
                     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = given
                 _worlds._warn_of_few_queues()
 
+    def test_kernels_that_are_loaded_late_are_told(self):
+        for given, words in ((None, "set CUDA_MODULE_LOADING to EAGER"), ("LAZY", "EAGER before CUDA is used, not LAZY")):
+            with self.subTest(given), mock.patch.dict(os.environ), self.assertWarnsRegex(UserWarning, words):
+                os.environ.pop("CUDA_MODULE_LOADING", None)
+                if given is not None:
+                    os.environ["CUDA_MODULE_LOADING"] = given
+                _worlds._warn_of_late_kernels()
+
 
 if __name__ == "__main__":
     unittest.main()

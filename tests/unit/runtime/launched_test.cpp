@@ -161,10 +161,16 @@ TEST(Launched, ByTheMpirunOfAnotherMpiIsRefused) {
   EXPECT_EQ(told({{"SLURM_NTASKS", "8"}, {"WORLD_SIZE", "8"}}), 0);  // of an allocation, of a script
   EXPECT_EQ(told({{"OMPI_COMM_WORLD_SIZE", "8"}}), 8);
   EXPECT_EQ(told({{"PMI_SIZE", "4"}}), 4);
+  EXPECT_EQ(told({{"PMIX_RANK", "1"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}), 4);
+  EXPECT_EQ(told({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}), 0);  // not for MPI
+  EXPECT_EQ(
+      told({{"OMPI_COMM_WORLD_SIZE", "8"}, {"PMIX_RANK", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}),
+      8);
   EXPECT_EQ(told({{"OMPI_COMM_WORLD_SIZE", "8"}, {"PMI_SIZE", "1"}}), 1);  // one launcher inside the other
 
-  EXPECT_THAT(message_of([] { check_not_alone(8, 1); }),
-              HasSubstr("mpirun has started 8 ranks, but MPI has found 1, this process alone: start the program by"));
+  EXPECT_THAT(
+      message_of([] { check_not_alone(8, 1); }),
+      HasSubstr("mpirun or srun has started 8 ranks, but MPI has found 1, this process alone: start the program by"));
   EXPECT_NO_THROW(check_not_alone(0, 1));
   EXPECT_NO_THROW(check_not_alone(1, 1));
   EXPECT_NO_THROW(check_not_alone(8, 8));

@@ -70,6 +70,14 @@ TEST(Merge, PutsTreesTogether) {
                 concatenate()({Value(3), part(0)});
               }),
               HasSubstr("one is a whole number, another a list"));
+  const auto refusal = [](const Value& a, const Value& b) { return message_of([&] { concatenate()({a, b}); }); };
+  EXPECT_THAT(refusal(Value(3), Value(4)), HasSubstr("a whole number differs between them: give a reducer"));
+  EXPECT_THAT(refusal(Value("left"), Value("right")), HasSubstr("differs between them"));
+  EXPECT_THAT(refusal(ValueList{at::ones({1})}, ValueList{at::ones({1}), at::ones({1})}),
+              HasSubstr("one is a list of 1, another a list of 2"));
+  EXPECT_THAT(refusal(ValueDict{{"a", at::ones({1})}, {"b", at::ones({1})}},
+                      ValueDict{{"b", at::ones({1})}, {"a", at::ones({1})}}),
+              HasSubstr("one is a dict of (a, b), another a dict of (b, a)"));
 }
 
 TEST(Packing, RoundTrips) {

@@ -41,6 +41,22 @@ if not _torch.cuda.is_initialized():
     if any(_os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")):
         _os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
+
+def _let_higher_order_operators_pass() -> None:
+    """Stagecraft has a dispatch key switched on while it looks after random numbers. Operators that take functions, such as torch.cond, choose their
+    kernels in Python, and need to be told that they have none for it."""
+    try:
+        ops = _torch._ops
+        key = _torch._C._dispatch_key_parse("TESTING_ONLY_GenericMode")
+        ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+        for operator in ops._higher_order_ops.values():
+            operator.fallthrough(key)
+    except AttributeError:  # a torch that keeps them elsewhere: such operators then fail where random numbers are looked after
+        pass
+
+
+_let_higher_order_operators_pass()
+
 from stagecraft.torch._errors import (  # noqa: E402
     AbortedError,
     Error,

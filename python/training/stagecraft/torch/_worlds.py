@@ -43,6 +43,7 @@ class World:
             device = _with_index(device or _device_of(group))
             if device.type == "cuda" and group.size() > 1:
                 _warn_of_few_queues()
+                _warn_of_late_kernels()
             _box = _runtime.process_group_world(group, replicas, timeout, device)
         self._box = _box
 
@@ -117,7 +118,10 @@ class World:
     def _failure(self, error: BaseException | None) -> str | None:
         if error is None or not self._box.is_open or (isinstance(error, SystemExit) and not error.code):
             return None
-        words = str(error)
+        try:
+            words = str(error)
+        except Exception:  # the world has to end all the same
+            words = ""
         return f"rank {self.world_rank} has ended its program with {type(error).__name__}" + (f": {words}" if words else "")
 
     def __repr__(self) -> str:
@@ -220,6 +224,17 @@ def _warn_of_few_queues() -> None:
     warnings.warn(
         f"{why}: streams that wait for other ranks may hold up others, until the timeout: import stagecraft.torch before CUDA is used, "
         "or set CUDA_DEVICE_MAX_CONNECTIONS to 32",
+        stacklevel=3,
+    )
+
+
+def _warn_of_late_kernels() -> None:
+    asked = os.environ.get("CUDA_MODULE_LOADING")
+    if asked == "EAGER":
+        return
+    warnings.warn(
+        "CUDA loads kernels when they are used for the first time, and may then wait for other ranks, until the timeout: set CUDA_MODULE_LOADING to EAGER "
+        "before CUDA is used" + (f", not {asked}" if asked else ", as importing stagecraft.torch does where variables such as WORLD_SIZE say that there are several ranks"),
         stacklevel=3,
     )
 

@@ -81,6 +81,39 @@ TEST_F(RankZero, SaysThatItsOwnDeviceHasFailed) {
   EXPECT_EQ(losses, 0) << "rank 1 is well";
 }
 
+/// A failed device makes everything else fail too, in words of its own.
+TEST_F(RankZero, IsNotOutOfMemoryWhenItsDeviceHasFailed) {
+  has_failed = true;
+  others[1]->introduce();
+  others[1]->announce(kActivation, {std::int64_t{1} << 50});
+  std::future<std::string> text = said.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(text.get(), std::string("rank 0: ") + kDeviceError);
+  EXPECT_EQ(losses, 0) << "rank 1 is well";
+}
+
+TEST_F(RankZero, BlamesItsOwnDeviceForAConnectionThatFails) {
+  has_failed = true;
+  result_of_connecting = 1;
+  others[1]->introduce();
+  others[1]->announce(kActivation, {4});
+  std::future<std::string> text = said.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(text.get(), std::string("rank 0: ") + kDeviceError);
+  EXPECT_EQ(losses, 0) << "rank 1 is well";
+  result_of_connecting = 0;
+}
+
+TEST_F(RankZero, DoesNotTakeARankForDeadThatNcclCannotConnectTo) {
+  result_of_connecting = 5;
+  others[1]->introduce();
+  others[1]->announce(kActivation, {4});
+  ASSERT_TRUE(eventually([&] { return losses == 1; }));
+  EXPECT_THAT(message_of([&] { transport->receive(RankId(1), kActivation, std::chrono::seconds(1)); }),
+              HasSubstr("rank 1 cannot send to this rank any more (ncclCommInitRank has failed"));
+  result_of_connecting = 0;
+}
+
 TEST(Communicator, IsIdleOnADeviceThatHasFailed) {
   Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0);
   ASSERT_TRUE(ranks.wait_until_connected(Clock::now() + kPatience));
@@ -99,7 +132,7 @@ TEST(Communicator, IsIdleOnADeviceThatHasFailed) {
 TEST(Watch, ReportsThatTheDeviceHasFailed) {
   std::promise<std::string> said;
   Watch watch(c10::kCPU, kPatience);
-  watch.start({}, [&](const std::string& text) { said.set_value(text); });
+  watch.start({}, [&](const std::string& text, const std::function<void()>& /*abort_all*/) { said.set_value(text); });
   const auto ranks = watch.connect(new_id(), {RankId(0), RankId(1)}, 0);
   ASSERT_TRUE(ranks->wait_until_connected(Clock::now() + kPatience));
   ended = recorded.load();

@@ -19,6 +19,7 @@ namespace noting_nccl {
 std::atomic<std::uint64_t> recorded = 0;
 std::atomic<std::uint64_t> ended = kAll;
 std::atomic<int> slow_rank = -1;
+std::atomic<int> result_of_connecting = 0;
 std::atomic<bool> has_failed = false;
 std::atomic<bool> is_stuck = false;
 std::atomic<int> waiting = 0;
@@ -227,7 +228,7 @@ int ncclCommInitRank(Comm* comm, int /*ranks*/, stagecraft::nccl::Id id, int ran
   const std::lock_guard lock(logs_mutex);
   *comm = &logs[std::string(id.bytes, sizeof id.bytes)][rank];
   aborts[*comm] = 0;
-  return 0;
+  return result_of_connecting;
 }
 int ncclCommAbort(Comm comm) {
   using namespace stagecraft::noting_nccl;

@@ -22,12 +22,13 @@
 namespace stagecraft::noting_nccl {
 
 inline constexpr std::uint64_t kAll = UINT64_MAX;
-extern std::atomic<std::uint64_t> recorded;  // events
-extern std::atomic<std::uint64_t> ended;     // events up to this number; kAll unless a test says less
-extern std::atomic<int> slow_rank;           // connects later than the others
-extern std::atomic<bool> has_failed;         // the device: events give kDeviceError
-extern std::atomic<bool> is_stuck;           // what is issued: threads that wait for a stream wait on
-extern std::atomic<int> waiting;             // such threads
+extern std::atomic<std::uint64_t> recorded;    // events
+extern std::atomic<std::uint64_t> ended;       // events up to this number; kAll unless a test says less
+extern std::atomic<int> slow_rank;             // connects later than the others
+extern std::atomic<int> result_of_connecting;  // NCCL's: 0 is success
+extern std::atomic<bool> has_failed;           // the device: events give kDeviceError
+extern std::atomic<bool> is_stuck;             // what is issued: threads that wait for a stream wait on
+extern std::atomic<int> waiting;               // such threads
 
 inline constexpr const char* kDeviceError = "CUDA error: device-side assert triggered";
 
