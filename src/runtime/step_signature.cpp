@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <bit>

@@ -6,7 +6,7 @@ import collections
 import gc
 import types
 import weakref
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -208,7 +208,7 @@ def _places_in(attributes: list[dict]) -> list:
     places: list = []
     seen: dict[int, Any] = {id(place): place for place in attributes}
     waiting = collections.deque(value for place in attributes for value in place.values())
-    while waiting and len(places) < _MOST_PLACES:
+    while waiting and len(places) < _MOST_PLACES and len(seen) < _MOST_OBJECTS:
         value = waiting.popleft()
         if value is None or isinstance(value, _LEAVES) or id(value) in seen:
             continue
@@ -345,22 +345,22 @@ class _Mode:
         self._owner = owner
         self._others = others
 
-    def __call__(self) -> int:
-        modules = (self._owner.submod, *self._others)
-        parts = [part for module in modules if isinstance(module, torch.nn.Module) for part in module.modules()]
-        state = [(id(part), part.training, *(tuple(hooks) for hooks in _hooks_of(part))) for part in parts]
-        return hash((*map(id, modules), *state, *(tuple(hooks) for hooks in _GLOBAL_HOOKS))) % 2**64
+    def __call__(self) -> int:  # in every step
+        state: list = [tuple(hooks) for hooks in _GLOBAL_HOOKS if hooks]
+        for module in (self._owner.submod, *self._others):
+            state.append(id(module))
+            for part in module.modules() if isinstance(module, torch.nn.Module) else ():
+                state += (id(part), part.training)
+                own = vars(part)
+                state += [(name, *own[name]) for name in _HOOKS if own.get(name)]
+                for parameter in part._parameters.values():
+                    if parameter is not None and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+                        state.append((id(parameter), *(parameter._backward_hooks or ()), "after", *(parameter._post_accumulate_grad_hooks or ())))
+        return hash(tuple(state)) % 2**64
 
 
-_every_module = torch.nn.modules.module
-_GLOBAL_HOOKS = [hooks for name, hooks in vars(_every_module).items() if name.startswith("_global_") and name.endswith("_hooks")]
-
-
-def _hooks_of(part: torch.nn.Module) -> Iterator:
-    yield from (getattr(part, name, ()) for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"))
-    for parameter in part._parameters.values():
-        if parameter is not None:
-            yield from (hooks for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks) if hooks)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = [hooks for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_") and name.endswith("_hooks")]
 
 
 class _Evaluation:
