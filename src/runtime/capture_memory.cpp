@@ -88,7 +88,12 @@ bool HostNumber::is(const at::Tensor& tensor) const {
 std::string HostNumber::read() const { return {static_cast<const char*>(storage_->data()) + begin_, bytes_}; }
 
 GivenTensor::GivenTensor(const at::Tensor& tensor)
-    : tensor_(tensor.getIntrusivePtr()), sizes_(tensor.sizes().vec()), is_frozen_(!tensor.requires_grad()) {}
+    : tensor_(tensor.getIntrusivePtr()),
+      memory_(memory_of(tensor)),
+      offset_(tensor.storage_offset()),
+      sizes_(tensor.sizes().vec()),
+      strides_(tensor.strides().vec()),
+      is_frozen_(!tensor.requires_grad()) {}
 
 bool GivenTensor::is_trained() const {
   const auto tensor = tensor_.lock();
@@ -97,9 +102,12 @@ bool GivenTensor::is_trained() const {
   return now.requires_grad() && now.is_leaf();  // else the step itself has computed it there
 }
 
-bool GivenTensor::has_changed_shape() const {
+bool GivenTensor::has_changed() const {
   const auto tensor = tensor_.lock();
-  return tensor && tensor->sizes() != at::IntArrayRef(sizes_);
+  if (!tensor) return false;
+  const at::Tensor now(tensor);
+  return memory_of(now) != memory_ || now.storage_offset() != offset_ || now.sizes() != at::IntArrayRef(sizes_) ||
+         now.strides() != at::IntArrayRef(strides_);
 }
 
 CaptureMemory::CaptureMemory(c10::DeviceType device, std::function<bool()> is_captured,
@@ -215,6 +223,14 @@ std::vector<WeakMemory> CaptureMemory::made() const {
     if (!weak.expired()) all.push_back(weak);
   }
   return all;
+}
+
+bool is_among(const c10::Storage& memory, const std::vector<WeakMemory>& made) {
+  const at::Tensor bytes = bytes_of(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.unsafeGetStorageImpl()));
+  return std::any_of(made.begin(), made.end(), [&](const WeakMemory& weak) {
+    const c10::intrusive_ptr<c10::StorageImpl> other = weak.lock();
+    return other && other->nbytes() == memory.nbytes() && at::equal(bytes_of(other), bytes);
+  });
 }
 
 std::vector<MovedOut> move_out(const std::vector<WeakMemory>& made) {

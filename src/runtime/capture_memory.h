@@ -29,10 +29,11 @@ HeldMemory hold(const c10::Storage& storage);
 /// that it is made of; nobody else has seen that.
 struct GivenMemory {
   HeldMemory storage;
-  bool is_inner = false;     ///< It was first seen within an operation.
+  bool is_inner = false;     ///< It was first seen within an operation, or compiled code has made it.
   bool is_number = false;    ///< A tensor without dimensions.
   bool is_changed = false;   ///< The graph writes it too.
-  bool is_replaced = false;  ///< By the module itself: a mask for another shape. This step would make the same again.
+  bool is_replaced = false;  ///< By the module itself: a mask for another shape.
+  bool is_remade = false;    ///< And a step has made the same again.
   const void* begin = nullptr;
 
   [[nodiscard]] bool is_ours_alone() const { return holders_of(*storage) == 1; }
@@ -53,12 +54,15 @@ class GivenTensor {
   [[nodiscard]] bool is_gone() const { return tensor_.expired(); }
   /// Whether it is trained now and was not: the graph has no gradient of it.
   [[nodiscard]] bool is_trained() const;
-  /// Whether it has another shape now.
-  [[nodiscard]] bool has_changed_shape() const;
+  /// Whether it has another shape now, or other memory.
+  [[nodiscard]] bool has_changed() const;
 
  private:
   c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl> tensor_;
+  const c10::StorageImpl* memory_;  // which the graph keeps
+  std::int64_t offset_;
   std::vector<std::int64_t> sizes_;
+  std::vector<std::int64_t> strides_;
   bool is_frozen_;
 };
 
@@ -142,6 +146,9 @@ struct MovedOut {
   /// Copies what the graph has written, if there is still an owner.
   void follow() const;
 };
+
+/// Whether something that was made has the same bytes. Waits for the device.
+bool is_among(const c10::Storage& memory, const std::vector<WeakMemory>& made);
 
 /// Gives what is still owned memory of its own, with the same data.
 std::vector<MovedOut> move_out(const std::vector<WeakMemory>& made);

@@ -91,7 +91,7 @@ StepOutputs Executor::run(const Program& program, const StepInputs& inputs) {
   const at::AutoGradMode mode(inputs.training());
   if (inputs.training()) {
     for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-      places_[stage].mode = stagecraft::begin_step(places_[stage].segments, stages_[stage], places_[stage].mode);
+      stagecraft::begin_step(places_[stage].segments, stages_[stage]);
     }
   }
   begin_sides();

@@ -118,7 +118,6 @@ class Executor {
     bool is_first;
     bool is_last;
     std::vector<Segment> segments;
-    std::uint64_t mode = 0;     // of the stage's modules in the last step: see begin_step of segments
     bool keeps_inputs = false;  // until the backward, for segments that are computed again
     Packer packer;              // of what crosses to the next stage
     std::vector<std::optional<Accumulators>> accumulators;  // of its parameters' gradients, by lane

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <numeric>
+#include <span>
 
+#include "capture_memory.h"
 #include "executor.h"
 #include "stagecraft/core/error.h"
 
@@ -27,11 +29,10 @@ namespace {
 /// Autograd may leave the gradients of an input and of a parameter in the same memory (x.view(...) + p.view(...)), to
 /// which the next microbatch adds: what goes to another stage gets memory of its own. In a split backward, W may get
 /// the same tensor (x + p.view(...)), and make a view of it the parameter's gradient.
-void part_from_others(std::vector<at::Tensor>& gradients, std::size_t first) {
-  for (std::size_t i = first; i < gradients.size(); ++i) {
-    at::Tensor& one = gradients[i];
+void part_from_others(std::span<at::Tensor> gradients) {
+  for (at::Tensor& one : gradients) {
     if (!one.defined() || !one.has_storage()) continue;
-    if (one.use_count() > 1 || one.storage().use_count() > 1) one = one.clone();
+    if (holders_of(one) > 1 || holders_of(one.storage()) > 1) one = one.clone();
   }
 }
 
@@ -143,8 +144,13 @@ void Executor::end_backward(const Instruction& instruction, std::vector<at::Tens
   in.has_gradient = false;
   in.seeds.clear();
   in.given.clear();
-  part_from_others(in.gradients_out, 0);
-  part_from_others(outputs_.given_gradients, given);
+  std::span<at::Tensor> rest(in.gradients_out);
+  for (std::size_t item = 0; item < in.tensors_before.size() && !rest.empty(); ++item) {
+    // What only passes through was parted where it was computed, and nothing here computes with it.
+    if (in.leaves[item] >= 0) part_from_others(rest.first(in.tensors_before[item]));
+    rest = rest.subspan(in.tensors_before[item]);
+  }
+  part_from_others(std::span(outputs_.given_gradients).subspan(given));
   if (!whole && at_once && !in.weights) in.weights = [] {};  // there is nothing left for the weight part
   if (whole && in.weights) std::exchange(in.weights, nullptr)();
   if (instruction.next != Instruction::kNobody) {

@@ -66,21 +66,25 @@ Value run_and_learn(Segment& segment, const Stage& stage, const StageCall& call,
   const Versions versions = versions_of(copies.call());
   Value output = run_segment(segment, stage, copies.call());
   Segment::Learnt learnt;
+  learnt.mode = segment.mode;
   learnt.changes_input = versions_of(copies.call()) != versions;
   for (std::size_t i = 0; i < before.size(); ++i) {
     if (!before[i].defined() || at::equal(before[i], stage.buffers()[i].second)) continue;
     learnt.changing.push_back(i);
     if (in.is_dropped) in.buffers.push_back(before[i]);
   }
-  segment.learnt = std::move(learnt);
+  constexpr std::size_t kMost = 16;  // a mode may also be one that never comes back
+  if (segment.learnt.size() == kMost) segment.learnt.erase(segment.learnt.begin());
+  segment.learnt.push_back(std::move(learnt));
   return output;
 }
 
 Value run_knowingly(const Segment& segment, const Stage& stage, const StageCall& call, SegmentFlight& in) {
+  const Segment::Learnt& learnt = *segment.known();
   if (in.is_dropped) {
-    for (const std::size_t i : segment.learnt->changing) in.buffers.push_back(stage.buffers()[i].second.clone());
+    for (const std::size_t i : learnt.changing) in.buffers.push_back(stage.buffers()[i].second.clone());
   }
-  if (segment.learnt->changes_input) return run_segment(segment, stage, CallOnCopies(call).call());
+  if (learnt.changes_input) return run_segment(segment, stage, CallOnCopies(call).call());
   const Versions versions = versions_of(call);
   Value output = run_segment(segment, stage, call);
   if (!in.is_dropped || versions_of(call) == versions) return output;
@@ -141,13 +145,16 @@ std::vector<Segment> segments_of(const Stage& stage, const Recompute& recompute)
   return segments;
 }
 
-std::uint64_t begin_step(std::vector<Segment>& segments, const Stage& stage, std::uint64_t last_mode) {
+const Segment::Learnt* Segment::known() const {
+  const auto found = std::find_if(learnt.begin(), learnt.end(), [&](const Learnt& one) { return one.mode == mode; });
+  return found == learnt.end() ? nullptr : &*found;
+}
+
+void begin_step(std::vector<Segment>& segments, const Stage& stage) {
   const auto learns = [](const Segment& segment) { return !segment.is_whole_stage(); };
-  if (!stage.options().mode || std::none_of(segments.begin(), segments.end(), learns)) return 0;
+  if (!stage.options().mode || std::none_of(segments.begin(), segments.end(), learns)) return;
   const std::uint64_t mode = stage.options().mode();
-  if (mode == last_mode) return mode;
-  for (Segment& segment : segments) segment.learnt.reset();
-  return mode;
+  for (Segment& segment : segments) segment.mode = mode;
 }
 
 Value run_first(Segment& segment, const Stage& stage, const StageCall& call, bool drop, RandomScope& random,
@@ -156,7 +163,7 @@ Value run_first(Segment& segment, const Stage& stage, const StageCall& call, boo
   if (segment.is_whole_stage()) return stage.forward(call);
   in.buffers.clear();
   if (drop) random.begin_segment();
-  Value output = segment.learnt ? run_knowingly(segment, stage, call, in) : run_and_learn(segment, stage, call, in);
+  Value output = segment.known() ? run_knowingly(segment, stage, call, in) : run_and_learn(segment, stage, call, in);
   if (drop) in.random = random.end_segment();
   return output;
 }
@@ -165,9 +172,10 @@ Value run_again(const Segment& segment, const Stage& stage, const StageCall& cal
                 SegmentFlight& in) {
   in.is_dropped = false;
   random.restore(std::exchange(in.random, {}));
-  const StandIns buffers = StandIns::of_buffers(stage, segment.learnt->changing, std::exchange(in.buffers, {}));
-  return segment.learnt->changes_input ? run_segment(segment, stage, CallOnCopies(call).call())
-                                       : run_segment(segment, stage, call);
+  const Segment::Learnt& learnt = *segment.known();
+  const StandIns buffers = StandIns::of_buffers(stage, learnt.changing, std::exchange(in.buffers, {}));
+  return learnt.changes_input ? run_segment(segment, stage, CallOnCopies(call).call())
+                              : run_segment(segment, stage, call);
 }
 
 }  // namespace stagecraft

@@ -18,17 +18,22 @@ struct Segment {
   /// Whether it begins with the stage's input and nothing is computed again: an ordinary stage.
   [[nodiscard]] bool is_whole_stage() const { return !forward && !again; }
 
-  /// Learnt from its first forward, unless it is a whole stage.
+  /// Learnt from its first forward in a mode of the stage's modules, unless it is a whole stage: statistics stand still
+  /// in evaluation mode.
   struct Learnt {
+    std::uint64_t mode = 0;
     bool changes_input = false;         ///< In place: it gets a copy.
     std::vector<std::size_t> changing;  ///< The stage's buffers that it changes, such as running statistics.
   };
-  std::optional<Learnt> learnt;
+  std::vector<Learnt> learnt;  ///< In the order in which it was learnt; a few.
+  std::uint64_t mode = 0;      ///< In this step.
+
+  /// For this step's mode; null if nothing is.
+  [[nodiscard]] const Learnt* known() const;
 };
 
-/// Before a step: what segments have learnt holds for one mode of the stage's modules, because statistics stand still
-/// in evaluation mode. Returns the mode, or 0 where nothing is learnt.
-std::uint64_t begin_step(std::vector<Segment>& segments, const Stage& stage, std::uint64_t last_mode);
+/// Before a step: finds out its mode, unless nothing is learnt.
+void begin_step(std::vector<Segment>& segments, const Stage& stage);
 
 /// Throws InvalidArgument when layers are to be computed again and the stage has none.
 std::vector<Segment> segments_of(const Stage& stage, const Recompute& recompute);

@@ -122,7 +122,7 @@ void StepGraphs::drop(Kind& kind) {
     const GradientPtr& made = kind.captured->after[i];
     if (made && !kind.captured->before[i] && !made->is_ours()) kept_.emplace_back(made, kind.captured->number);
   }
-  leave_uncomputed(std::exchange(kind.captured->before_capture, {}), kind.captured->made);
+  leave_uncomputed(*kind.captured);
   fill_with_nan(kind.captured->made);
   kind.captured.reset();
 }
@@ -153,13 +153,9 @@ void StepGraphs::note_replaced(bool by_modules) {
     Captured& captured = *kind.captured;
     // A module may make the same again, such as a mask for another shape, unless steps change it.
     const auto note = [&](bool may_be_same) {
-      if (!by_modules || !may_be_same) {
-        captured.reads_replaced = true;
-      } else if (!captured.is_trusted) {
-        captured.is_doubted = captured.is_remade = true;
-      }
+      (by_modules && may_be_same ? captured.is_doubted : captured.reads_replaced) = true;
     };
-    for (const KeptSince& one : captured.kept) {  // first: they hold what was replaced
+    for (const KeptSince& one : captured.kept) {
       if (one.has_replaced && one.has_replaced()) note(/*may_be_same=*/true);
       if (one.has_added && one.has_added()) captured.is_doubted = true;
     }
@@ -204,7 +200,8 @@ bool StepGraphs::reads_others(CaptureMemory& watch) const {
     const auto* memory = one.storage->unsafeGetStorageImpl();
     const auto is_it = [&](const GivenMemory& known) { return known.storage->unsafeGetStorageImpl() == memory; };
     if (std::any_of(given.begin(), given.end(), is_it)) return false;
-    return !one.is_inner || holders_of(*one.storage) > 1;
+    const bool is_inner = one.is_inner || !current_->captured->kept.empty();  // see share_memory
+    return !is_inner || holders_of(*one.storage) > 1;
   });
 }
 
@@ -347,8 +344,8 @@ void StepGraphs::end_eager(CaptureMemory* watch) {
   if (watch != nullptr && current_->captured) {
     Captured& captured = *current_->captured;
     captured.is_doubted = false;
-    captured.reads_replaced = captured.reads_replaced || reads_others(*watch);
-    captured.is_trusted = captured.is_remade && !captured.reads_replaced;
+    const std::vector<WeakMemory> made = watch->made();
+    captured.reads_replaced = captured.reads_replaced || reads_others(*watch) || !captured.has_made_again(made);
   }
   is_checking_ = false;
   note_replaced(/*by_modules=*/true);

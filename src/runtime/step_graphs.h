@@ -173,16 +173,18 @@ class StepGraphs {
     // Until it is settled: what modules kept before, and memory of graphs that others have, which nobody has computed.
     std::vector<Remembered> before_capture;
     std::vector<WeakMemory> made;
+    UsedMemory used;
     std::vector<MovedOut> moved_out;  // the same memory, from then on
     bool reads_replaced = false;      // what it reads was replaced by something else
     bool is_doubted = false;          // whether a step would still read it: an eager step shows
-    bool is_remade = false;           // modules have replaced it, perhaps by the same
-    bool is_trusted = false;          // an eager step has shown that it was the same
 
     /// Why an eager step would do something else than what was captured; null if it would not.
     [[nodiscard]] const char* why_outdated() const;
     /// Whether somebody has replaced what was read, by something else or by nothing.
     [[nodiscard]] bool lacks_what_it_read() const;
+    /// After an eager step that has made this memory: whether that step has made the same again of what modules had
+    /// replaced.
+    [[nodiscard]] bool has_made_again(const std::vector<WeakMemory>& made);
   };
 
   /// Steps of one signature.
@@ -207,13 +209,15 @@ class StepGraphs {
   void forget_oldest();
   void note_replaced(bool by_modules);
   [[nodiscard]] bool reads_others(CaptureMemory& watch) const;
-  void leave_uncomputed(std::vector<Remembered> before_capture, const std::vector<WeakMemory>& made);
+  void leave_uncomputed(std::vector<Remembered> before_capture, const UsedMemory& used,
+                        const std::vector<WeakMemory>& made);
+  void leave_uncomputed(Captured& captured);
   void settle(Captured& captured);
   static bool put_again(const Captured& captured);
   [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
   std::string share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered,
                            bool keeps_inputs);
-  [[nodiscard]] std::vector<const void*> addresses_read(const Captured& made) const;
+  [[nodiscard]] UsedMemory used_memory(const Captured& captured) const;
   /// What a capture needs, before it begins.
   [[nodiscard]] Captured with_memory(const StepSignature& signature);
   /// Returns why it cannot; empty if it can.

@@ -88,16 +88,34 @@ std::unordered_set<const c10::StorageImpl*> StepGraphs::kept_by_others(const Cap
 }
 
 /// What a capture has made is not computed: modules get back what they had, where they can.
-void StepGraphs::leave_uncomputed(std::vector<Remembered> before_capture, const std::vector<WeakMemory>& made) {
-  for (const Remembered& one : before_capture) one.put_back();
+void StepGraphs::leave_uncomputed(std::vector<Remembered> before_capture, const UsedMemory& used,
+                                  const std::vector<WeakMemory>& made) {
   uncomputed_.insert(uncomputed_.end(), made.begin(), made.end());
+  for (const Remembered& one : before_capture) one.put_back(used);
+}
+
+void StepGraphs::leave_uncomputed(Captured& captured) {
+  if (captured.is_settled) return;
+  leave_uncomputed(std::exchange(captured.before_capture, {}), captured.used, captured.made);
 }
 
 void StepGraphs::abandon() {
   if (current_ == nullptr || !current_->captured) return;
   Captured& captured = *current_->captured;
   captured.is_abandoned = captured.is_abandoned || !captured.is_settled;
-  leave_uncomputed(std::exchange(captured.before_capture, {}), captured.made);
+  leave_uncomputed(captured);
+}
+
+bool StepGraphs::Captured::has_made_again(const std::vector<WeakMemory>& made_since) {
+  for (const KeptSince& one : kept) {
+    if (one.has_made_again && !one.has_made_again()) return false;
+  }
+  for (GivenMemory& one : given) {
+    if (!one.is_replaced || one.is_remade) continue;
+    one.is_remade = is_among(*one.storage, made_since);
+    if (!one.is_remade) return false;
+  }
+  return true;
 }
 
 bool StepGraphs::Captured::lacks_what_it_read() const {
@@ -113,8 +131,8 @@ const char* StepGraphs::Captured::why_outdated() const {
            "one tensor on the device, and change that in place";
   }
   if (std::any_of(given.begin(), given.end(), [](const GivenMemory& one) { return one.has_moved(); }) ||
-      std::any_of(tensors.begin(), tensors.end(), [](const GivenTensor& one) { return one.has_changed_shape(); })) {
-    return "it reads a tensor that has become larger or smaller: keep its size";
+      std::any_of(tensors.begin(), tensors.end(), [](const GivenTensor& one) { return one.has_changed(); })) {
+    return "it reads a tensor that has another shape or other memory now: keep both, and change it in place";
   }
   if (std::any_of(tensors.begin(), tensors.end(), [](const GivenTensor& one) { return one.is_trained(); })) {
     return "it reads a tensor that is trained now and was not before";
@@ -154,6 +172,7 @@ std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& 
   made.tensors = memory.take_tensors();
   std::erase_if(made.given, [&](const GivenMemory& one) { return results.contains(memory_of(one)); });
   made.made = memory.made();
+  made.used = used_memory(made);
   std::erase_if(made.made, [&](const WeakMemory& one) { return results.contains(one._unsafe_get_target()); });
   for (const WeakMemory& lost : uncomputed()) {
     const auto is_it = [&](const GivenMemory& one) { return memory_of(one) == lost._unsafe_get_target(); };
@@ -161,7 +180,6 @@ std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& 
       return "a module uses a tensor that it has made during a capture that failed";
     }
   }
-  const std::vector<const void*> read = addresses_read(made);
   Memories kept_now;
   for (const Stage& stage : stages_) {
     if (stage.options().remember) add_memory_of(stage.options().remember().tensors, kept_now);
@@ -174,27 +192,33 @@ std::string StepGraphs::share_memory(Kind& kind, Captured& made, CaptureMemory& 
   kind.carries = keeps_new && std::any_of(made.given.begin(), made.given.end(), was_let_go);
   for (const Remembered& one : made.before_capture) {
     if (!one.compare) continue;
-    made.kept.push_back(one.compare(read));
+    made.kept.push_back(one.compare(made.used));
     kind.carries = kind.carries || made.kept.back().carries;
   }
   if (kind.carries)
     return "a module replaces a tensor that it carries from step to step: let it change the tensor in place";
   for (GivenMemory& one : made.given) one.is_number = one.is_number && !was_let_go(one);
+  // Compiled code has memory of which no operation tells. What modules have taken away themselves, `compare` has told.
+  for (GivenMemory& one : made.given) one.is_inner = one.is_inner || (!made.kept.empty() && one.was_let_go());
   return {};
 }
 
-/// Parameters and buffers too.
-std::vector<const void*> StepGraphs::addresses_read(const Captured& made) const {
-  std::vector<const void*> all;
-  for (const GivenMemory& one : made.given) all.push_back(one.storage->data());
+/// What is read is what there was before, and parameters and buffers; what is made, also the inputs that graphs have.
+UsedMemory StepGraphs::used_memory(const Captured& captured) const {
+  UsedMemory used;
+  for (const GivenMemory& one : captured.given) used.read.push_back(one.storage->data());
   for (const Stage& stage : stages_) {
     for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
       for (const auto& [name, tensor] : *tensors) {
-        if (tensor.defined() && tensor.has_storage()) all.push_back(tensor.storage().data());
+        if (tensor.defined() && tensor.has_storage()) used.read.push_back(tensor.storage().data());
       }
     }
   }
-  return all;
+  for (const at::Tensor& input : captured.inputs) used.made.push_back(input.storage().data());
+  for (const WeakMemory& weak : captured.made) {
+    if (const auto memory = weak.lock()) used.made.push_back(memory->data());
+  }
+  return used;
 }
 
 StepGraphs::Captured StepGraphs::with_memory(const StepSignature& signature) {
@@ -295,10 +319,13 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   if (!why.empty()) {
     std::vector<Remembered> before_capture = std::move(made.before_capture);
     std::vector<WeakMemory> lost = memory.made();
+    if (made.given.empty()) made.given = memory.take_given();
+    made.made = lost;
+    const UsedMemory used = used_memory(made);
     for (const at::Tensor& input : made.inputs) lost.push_back(input.storage().getWeakStorageImpl());
     made = Captured();
     inputs = StepInputs();
-    leave_uncomputed(std::move(before_capture), lost);
+    leave_uncomputed(std::move(before_capture), used, lost);
     fill_with_nan(lost);
     if (interruption) std::rethrow_exception(interruption);
     return why;
@@ -353,6 +380,7 @@ void StepGraphs::settle(Captured& captured) {
   }
   captured.moved_out = move_out(std::exchange(captured.made, {}));
   captured.before_capture.clear();
+  captured.used = {};
   note_replaced(/*by_modules=*/true);
 }
 

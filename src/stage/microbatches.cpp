@@ -62,16 +62,17 @@ std::string layout_of(const Value& value) {
   return "a dict of (" + names + ")";
 }
 
-/// Of one kind. Objects that nobody can look into are the same only if they are one.
+/// Of one kind. Objects that nobody can look into say it themselves.
 bool is_same_scalar(const Value& a, const Value& b) {
   const auto is_same = [&](const auto& held) {
     using Held = std::decay_t<decltype(held)>;
     const Held& other = std::get<Held>(b.held());
     if constexpr (std::is_same_v<Held, double>) return held == other || (std::isnan(held) && std::isnan(other));
     if constexpr (std::is_same_v<Held, bool> || std::is_same_v<Held, std::int64_t> ||
-                  std::is_same_v<Held, std::string> || std::is_same_v<Held, OpaquePtr>) {
+                  std::is_same_v<Held, std::string>) {
       return held == other;
     }
+    if constexpr (std::is_same_v<Held, OpaquePtr>) return held->stands_for(*other);
     return true;
   };
   return std::visit(is_same, a.held());
@@ -112,7 +113,9 @@ Value join(const std::vector<Value>& parts, const Join& join_tensors) {
     return joined;
   }
   for (const Value& part : parts) {
-    if (!is_same_scalar(model, part)) refuse_to_join(model.kind() + " differs between them");
+    if (is_same_scalar(model, part)) continue;
+    if (model.kind() != part.kind()) refuse_to_join("one is " + model.kind() + ", another " + part.kind());
+    refuse_to_join(model.kind() + " differs between them");
   }
   return model;
 }

@@ -52,9 +52,12 @@ namespace {
 constexpr c10::DispatchKey kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local RandomScope* innermost = nullptr;
-thread_local const char* forbidden = nullptr;   // why nothing may be drawn
-thread_local GraphRandom* capturing = nullptr;  // while a step is captured
 thread_local bool takes_turns = false;
+
+/// Why nothing may be drawn; null if it may.
+const char* forbidden() { return AlsoInBackwards<const char, NoRandom>::current(); }
+/// While a step is captured.
+GraphRandom* capturing() { return AlsoInBackwards<GraphRandom>::current(); }
 
 // Stage 3, the layer at position 3 and a layer called "3" have streams of their own.
 constexpr std::uint64_t kStages = 1;
@@ -77,7 +80,8 @@ c10::Device only_name_of(c10::Device device) {
 
 /// Throws if it is another device than the captured one: numbers of the CPU would be the same in every replay.
 void check_captured_draw(c10::Device device) {
-  if (capturing == nullptr || device == only_name_of(capturing->device()) || device.is_meta()) return;
+  const GraphRandom* random = capturing();
+  if (random == nullptr || device == only_name_of(random->device()) || device.is_meta()) return;
   throw InvalidArgument("it draws random numbers on " + (device.is_cpu() ? "the CPU" : device.str()) +
                         ", which a graph would repeat in every step: draw them on the device, or leave out "
                         "PipelineOptions::graph");
@@ -139,16 +143,16 @@ class Redirected {
 /// and elsewhere the default generator tells.
 void refuse_to_draw(const c10::OperatorHandle& op, c10::DispatchKeySet beyond, bool takes_generator,
                     torch::jit::Stack* stack) {
-  if (takes_generator) throw InvalidArgument(forbidden);
+  if (takes_generator) throw InvalidArgument(forbidden());
   const c10::Device device = device_of(op, *stack);
   // What is captured has run before.
-  if (device.is_cpu() || device.is_meta() || capturing != nullptr) return op.redispatchBoxed(beyond, stack);
+  if (device.is_cpu() || device.is_meta() || capturing() != nullptr) return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
   const at::Generator global = at::globalContext().defaultGenerator(device);
   const std::uint64_t offset = global.unsafeGetGeneratorImpl()->get_offset();
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // operations that it calls draw from the same generator
   op.redispatchBoxed(beyond, stack);
-  if (global.unsafeGetGeneratorImpl()->get_offset() != offset) throw InvalidArgument(forbidden);
+  if (global.unsafeGetGeneratorImpl()->get_offset() != offset) throw InvalidArgument(forbidden());
 }
 
 /// Whether it is a generator of the caller's, and not the device's default, which others use too.
@@ -156,6 +160,13 @@ bool is_own(const c10::IValue& given, c10::Device device) {
   if (given.isNone()) return false;
   if (device.is_cpu() || device.is_meta()) return true;
   return !(given.toGenerator() == at::globalContext().defaultGenerator(device));
+}
+
+/// Draws from a default generator, which a stage of another rank may have.
+void draw_in_turn(const c10::OperatorHandle& op, c10::DispatchKeySet beyond, torch::jit::Stack* stack) {
+  const std::lock_guard lock(default_generators());
+  const c10::impl::ExcludeDispatchKeyGuard once(kMode);
+  op.redispatchBoxed(beyond, stack);
 }
 
 /// The kernel of random operations on a thread with a scope.
@@ -167,13 +178,10 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     const c10::Device device = device_of(op, *stack);
     const bool has_own =
         argument && is_own(torch::jit::peek(*stack, *argument, op.schema().arguments().size()), device);
-    if (forbidden != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
+    if (forbidden() != nullptr && !has_own) return refuse_to_draw(op, beyond, argument.has_value(), stack);
     check_captured_draw(device);
-    const bool is_alone = has_own || device.is_cpu() || device.is_meta() || capturing != nullptr;
-    if (is_alone) return op.redispatchBoxed(beyond, stack);
-    const std::lock_guard lock(default_generators());  // a stage of another rank may have it
-    const c10::impl::ExcludeDispatchKeyGuard once(kMode);
-    return op.redispatchBoxed(beyond, stack);
+    const bool is_alone = has_own || device.is_cpu() || device.is_meta() || capturing() != nullptr;
+    return is_alone ? op.redispatchBoxed(beyond, stack) : draw_in_turn(op, beyond, stack);
   }
   const c10::Device device = device_of(op, *stack);
   if (device.is_meta()) return op.redispatchBoxed(beyond, stack);  // nothing is drawn there
@@ -183,6 +191,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
       given = streams->on(device);
     } else if (!streams->has(given.toGenerator())) {
       RandomScope::check_own_generator();
+      if (!is_own(given, device)) return draw_in_turn(op, beyond, stack);
     }
     return op.redispatchBoxed(beyond, stack);
   }
@@ -228,9 +237,9 @@ std::uint64_t seed_of(const RandomStream& stream, std::uint64_t seed, std::uint6
 }
 
 at::Generator RandomScope::Streams::made_on(c10::Device device) const {
-  if (capturing != nullptr) {
+  if (capturing() != nullptr) {
     check_captured_draw(device);
-    return capturing->generator(stream, 0);
+    return capturing()->generator(stream, 0);
   }
   at::Generator made =
       device.is_cpu() ? at::make_generator<at::CPUGeneratorImpl>(seed)
@@ -242,18 +251,18 @@ at::Generator RandomScope::Streams::made_on(c10::Device device) const {
 std::vector<RandomScope::Continued::Position> RandomScope::Streams::positions() const {
   std::vector<RandomScope::Continued::Position> all;
   for (const auto& [device, generator] : generators) {
-    if (capturing == nullptr) {
+    if (capturing() == nullptr) {
       all.push_back({device, generator.get_state()});
     } else {
-      all.push_back({device, {}, capturing->offset_of(generator)});
+      all.push_back({device, {}, capturing()->offset_of(generator)});
     }
   }
   return all;
 }
 
 void RandomScope::Streams::go_on_from(const RandomScope::Continued::Position& position) {
-  if (capturing == nullptr) return on(position.device).set_state(position.state);
-  generators.emplace_back(position.device, capturing->generator(stream, position.offset));
+  if (capturing() == nullptr) return on(position.device).set_state(position.state);
+  generators.emplace_back(position.device, capturing()->generator(stream, position.offset));
 }
 
 RandomScope::Streams* RandomScope::current() {
@@ -314,7 +323,7 @@ void RandomScope::restore(const std::vector<Continued>& continued) {
 }
 
 void RandomScope::check_own_generator() {
-  if (capturing != nullptr) {
+  if (capturing() != nullptr) {
     throw InvalidArgument(
         "it draws random numbers from a generator of its own, which a graph cannot follow: let it draw without a "
         "generator, or leave out PipelineOptions::graph");
@@ -349,25 +358,21 @@ RandomLayer::~RandomLayer() {
 GlobalRandom::GlobalRandom()
     : was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)),
       outer_(std::exchange(innermost, nullptr)),
-      forbidden_(std::exchange(forbidden, nullptr)) {
+      allowed_(nullptr) {
   // What is captured still must not draw on the CPU.
-  c10::impl::tls_set_dispatch_key_included(kMode, capturing != nullptr || takes_turns);
+  c10::impl::tls_set_dispatch_key_included(kMode, capturing() != nullptr || takes_turns);
 }
 GlobalRandom::~GlobalRandom() {
   innermost = outer_;
-  forbidden = forbidden_;
   c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
 }
 
 GraphRandomScope::GraphRandomScope(GraphRandom& random)
-    : before_(std::exchange(capturing, &random)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+    : random_(&random), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
   install_once();
   c10::impl::tls_set_dispatch_key_included(kMode, true);
 }
-GraphRandomScope::~GraphRandomScope() {
-  capturing = before_;
-  c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
-}
+GraphRandomScope::~GraphRandomScope() { c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_); }
 
 RandomTurns::RandomTurns()
     : took_turns_(std::exchange(takes_turns, true)), was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
@@ -380,14 +385,13 @@ RandomTurns::~RandomTurns() {
 }
 
 NoRandom::NoRandom(const char* why)
-    : before_(std::exchange(forbidden, why)),
+    : why_(why),
       outer_(std::exchange(innermost, nullptr)),
       was_redirected_(c10::impl::tls_is_dispatch_key_included(kMode)) {
   install_once();
   c10::impl::tls_set_dispatch_key_included(kMode, true);
 }
 NoRandom::~NoRandom() {
-  forbidden = before_;
   innermost = outer_;
   c10::impl::tls_set_dispatch_key_included(kMode, was_redirected_);
 }

@@ -1,13 +1,16 @@
 // What every transport must do, over numbers of ranks, sizes, orders and types. Started alone, the program tests ranks
 // as threads; under mpirun it tests processes, in the cases for the number of ranks that were started.
 
+#include <ATen/ThreadLocalState.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "conformance/fabrics.h"
+#include "stagecraft/transport/no_messages.h"
 
 namespace stagecraft::conformance {
 namespace {
@@ -399,6 +402,27 @@ TEST_P(RulesForTwo, AMessageMayBeLargerThanTwoGigabytes) {
 TEST_P(RulesForTwo, ThereIsNoSuchRank) {
   run([](Transport& transport) {
     EXPECT_THAT(message_of([&] { transport.send(RankId(2), tag(0), {}); }), HasSubstr("ranks 0 to 1"));
+    transport.settle(kPatience);
+  });
+}
+
+TEST_P(RulesForTwo, NothingIsSentWhereMessagesAreRefused) {
+  run([](Transport& transport) {
+    const RankId peer(1 - transport.rank().value);
+    const auto saying = [&] { return message_of([&] { transport.send(peer, tag(0), {}); }); };
+    {
+      const NoMessages refused("not while a step is captured");
+      EXPECT_EQ(saying(), "not while a step is captured");
+      std::string said;
+      std::thread backward([&, here = at::ThreadLocalState()] {  // as autograd runs it on a GPU
+        const at::ThreadLocalStateGuard same(here);
+        said = saying();
+      });
+      backward.join();
+      EXPECT_EQ(said, "not while a step is captured");
+    }
+    transport.send(peer, tag(0), {});
+    transport.receive(peer, tag(0), kPatience);
     transport.settle(kPatience);
   });
 }

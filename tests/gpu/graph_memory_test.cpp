@@ -66,6 +66,69 @@ TEST_F(GraphMemory, TensorsThatEvaluationsReplaceByOthers) {
   }
 }
 
+/// A mask for another shape, which steps make again, and a scale that later evaluations measure.
+struct TwoCaches : Caching {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = Caching::run(in)[0].tensor();
+    if (!scale.defined()) scale = at::ones({kWidth}, x.options().requires_grad(false));
+    if (!is_training() && measures) scale = x.detach().abs().mean(0) + 0.5;
+    return {x / scale};
+  }
+  at::Tensor scale;
+  bool measures = false;
+};
+
+/// What is made again says nothing of what is not.
+TEST_F(GraphMemory, TensorsThatEvaluationsReplaceAfterOthers) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    Training run{.model = {.name = "TwoCaches", .make = [](int, int) { return std::make_shared<TwoCaches>(); }}};
+    run.schedule = "LoopedBFS";
+    run.ranks = ranks;
+    run.steps = 20;
+    run.options = [](PipelineOptions& options) { options.lanes = 1; };
+    run.after = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+      if (step % 4 != 2) return;
+      for (const Stage& stage : pipeline.stages()) {
+        std::dynamic_pointer_cast<TwoCaches>(pieces[stage.index().index()])->measures = step % 8 == 6;
+      }
+      pipeline.eval({at::full({20, kWidth}, 0.1 * step, at::TensorOptions(kGpu))});
+    };
+    const CapturedSteps captured = compare(run);
+    EXPECT_GE(captured.replayed, 10U) << captured.reason;
+  }
+}
+
+/// Steps measure what they divide by, with the first batch after each evaluation.
+struct MeasuredAnew : detail::Linear {
+  ValueList run(const ValueList& in) override {
+    const at::Tensor x = at::tanh(linear(in[0].tensor()));
+    if (!is_training()) {
+      scale.reset();
+      return {x};
+    }
+    if (!scale.defined()) scale = x.detach().abs().mean(0) + 0.5;
+    return {x / scale};
+  }
+  at::Tensor scale;
+};
+
+TEST_F(GraphMemory, TensorsThatStepsMakeAnewAfterEvaluations) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    Training run{.model = {.name = "MeasuredAnew", .make = [](int, int) { return std::make_shared<MeasuredAnew>(); }}};
+    run.schedule = "LoopedBFS";
+    run.ranks = ranks;
+    run.steps = 24;
+    run.options = [](PipelineOptions& options) { options.lanes = 1; };
+    run.after = [](int step, Pipeline& pipeline, const auto&) {
+      if (step % 8 == 7) pipeline.eval({at::ones({20, kWidth}, at::TensorOptions(kGpu))});
+    };
+    const CapturedSteps captured = compare(run);
+    EXPECT_GE(captured.replayed, 14U) << captured.reason;
+  }
+}
+
 /// The module makes its mask while the step is captured, and evaluations use it later.
 TEST_F(GraphMemory, TensorsThatModulesMakeDuringACapture) {
   Training run = caching([](int step) { return step == 0; });
@@ -162,7 +225,7 @@ TEST_F(GraphMemory, TensorsThatModulesCarryAndReplace) {
     run.stage_options = [](const PiecePtr& piece) {
       StageOptions options;
       options.remember = [own = std::dynamic_pointer_cast<Carrying>(piece)] {
-        return Remembered{[own, before = own->average] { own->average = before; }, {own->average}};
+        return Remembered{[own, before = own->average](const auto&) { own->average = before; }, {own->average}};
       };
       return options;
     };

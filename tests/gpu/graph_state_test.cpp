@@ -176,6 +176,27 @@ TEST_F(GraphState, TensorsThatShrink) {
   EXPECT_GE(captured.replayed, 10U) << captured.reason;
 }
 
+/// The caller keeps several, and gives the module's tensor the memory of one of them, or of another part of one.
+TEST_F(GraphState, TensorsThatGetOtherMemory) {
+  for (const bool are_parts : {false, true}) {
+    SCOPED_TRACE(are_parts);
+    Training run{.model = {.name = "Table", .make = [](int, int) { return std::make_shared<Table>(); }}};
+    run.steps = 20;
+    const at::Tensor all = at::arange(1, 17, at::TensorOptions(kGpu).dtype(at::kFloat));
+    synchronize();
+    const std::vector<at::Tensor> tables = are_parts ? all.chunk(2) : at::stack(all.chunk(2)).unbind();
+    run.before = [&](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
+      for (const Stage& stage : pipeline.stages()) {
+        at::Tensor& own = std::dynamic_pointer_cast<Table>(pieces[stage.index().index()])->table;
+        if (step == 0) own = tables[0].detach();
+        if (step % 7 == 6) own.set_data(tables[static_cast<std::size_t>(step / 7 + 1) % 2]);
+      }
+    };
+    const CapturedSteps captured = compare(run);
+    EXPECT_GE(captured.replayed, 14U) << captured.reason;
+  }
+}
+
 /// A square weight that is turned lies where it was.
 TEST_F(GraphState, ParametersThatAreTransposed) {
   Training run{.model = {.name = "Linear", .make = [](int, int) { return std::make_shared<detail::Linear>(); }}};
@@ -230,7 +251,7 @@ TEST_F(GraphState, InputsThatAreKeptForTheNextStep) {
     StageOptions options;
     if (const auto own = std::dynamic_pointer_cast<Differences>(piece)) {
       options.remember = [own] {
-        return Remembered{.put_back = [own, kept = own->previous] { own->previous = kept; },
+        return Remembered{.put_back = [own, kept = own->previous](const auto&) { own->previous = kept; },
                           .tensors = {own->previous}};
       };
     }

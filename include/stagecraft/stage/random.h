@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stagecraft/core/ids.h"
+#include "stagecraft/transport/also_in_backwards.h"
 
 /// Random numbers that do not depend on the schedule.
 namespace stagecraft {
@@ -101,6 +102,8 @@ class RandomLayer {
   std::uint64_t before_ = 0;
 };
 
+class NoRandom;
+
 /// While it lives, random operations of this thread draw from the global generators, also within a RandomScope: for
 /// modules that save and restore the state of the global generators themselves.
 class GlobalRandom {
@@ -113,7 +116,7 @@ class GlobalRandom {
  private:
   bool was_redirected_;
   RandomScope* outer_;
-  const char* forbidden_;
+  AlsoInBackwards<const char, NoRandom> allowed_;
 };
 
 /// While it lives, random operations of this thread that draw from the default generator of a device other than the CPU
@@ -145,7 +148,7 @@ class GraphRandom {
 };
 
 /// While it lives, RandomScopes of this thread draw from the generators of `random`. Whatever a graph would freeze,
-/// such as random numbers made on another device, throws InvalidArgument.
+/// such as random numbers made on another device, throws InvalidArgument, also in its backwards.
 class GraphRandomScope {
  public:
   explicit GraphRandomScope(GraphRandom& random);
@@ -154,15 +157,16 @@ class GraphRandomScope {
   GraphRandomScope& operator=(const GraphRandomScope&) = delete;
 
  private:
-  GraphRandom* before_;
+  AlsoInBackwards<GraphRandom> random_;
   bool was_redirected_;
 };
 
 /// Held while a default generator of a device other than the CPU is not in its own state.
 std::mutex& default_generators();
 
-/// While it lives, random operations of this thread without a generator of their own throw InvalidArgument with the
-/// text `why`, which must outlive it. It ends what a RandomScope around it does; one within it may draw.
+/// While it lives, random operations of this thread and of its backwards without a generator of their own throw
+/// InvalidArgument with the text `why`, which must outlive it. It ends what a RandomScope around it does; one within it
+/// may draw.
 class NoRandom {
  public:
   explicit NoRandom(const char* why);
@@ -171,7 +175,7 @@ class NoRandom {
   NoRandom& operator=(const NoRandom&) = delete;
 
  private:
-  const char* before_;
+  AlsoInBackwards<const char, NoRandom> why_;
   RandomScope* outer_;
   bool was_redirected_;
 };

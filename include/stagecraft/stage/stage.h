@@ -80,17 +80,29 @@ struct KeptSince {
   /// Whether somebody has put something in the place of a tensor that those calls have read, since this was asked last.
   /// Empty: nobody can tell.
   std::function<bool()> has_replaced = {};
-  /// The same for tensors where there were none: what the next call makes of those is open.
+  /// After further calls, where something was replaced: whether these have made the same again, with the same values.
+  /// Needed with `has_replaced`.
+  std::function<bool()> has_made_again = {};
+  /// Whether somebody has put tensors where there were none, since this was asked last: what the next call makes of
+  /// those is open.
   std::function<bool()> has_added = {};
+};
+
+/// Memory, by address, that calls of a stage have used.
+struct UsedMemory {
+  std::vector<const void*> read;  ///< It was there before.
+  std::vector<const void*> made;
 };
 
 /// What a stage keeps for later calls: see StageOptions::remember.
 struct Remembered {
-  std::function<void()> put_back;   ///< Gives it back to the stage.
+  /// Gives it back to the stage, after further calls.
+  std::function<void(const UsedMemory&)> put_back;
   std::vector<at::Tensor> tensors;  ///< All that `put_back` holds.
-  /// Once, after further calls of the stage, which have read memory at these addresses. Empty: a stage that
-  /// replaces what it keeps is captured anew when somebody else has replaced it since.
-  std::function<KeptSince(const std::vector<const void*>& read)> compare = {};
+  /// Once, after further calls of the stage. Memory that they have read, and that nobody has afterwards, is then taken
+  /// for that of compiled code, unless it carries something. Empty: a stage that replaces what it keeps is captured
+  /// anew when somebody else has replaced it since.
+  std::function<KeptSince(const UsedMemory&)> compare = {};
 };
 
 struct StageOptions {

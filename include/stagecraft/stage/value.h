@@ -28,6 +28,10 @@ class Opaque {
   Opaque& operator=(const Opaque&) = delete;
   /// For errors: "a Python object of type 'Config'".
   [[nodiscard]] virtual std::string kind() const = 0;
+  /// Whether it can stand for the object that another microbatch has returned in the same place: outputs are put
+  /// together with that of the first. For what says how outputs are built, such as the class of a tuple, only if both
+  /// are the same.
+  [[nodiscard]] virtual bool stands_for(const Opaque& /*other*/) const { return true; }
 };
 using OpaquePtr = std::shared_ptr<const Opaque>;
 

@@ -24,10 +24,32 @@ class PythonObject : public Opaque {
     const py::gil_scoped_acquire gil;
     return std::string("a Python object of type '") + Py_TYPE(object_.get().ptr())->tp_name + "'";
   }
-  [[nodiscard]] py::object get() const { return py::reinterpret_borrow<py::object>(object_.get()); }
+  [[nodiscard]] py::object get() const { return py::reinterpret_borrow<py::object>(held()); }
+
+ protected:
+  [[nodiscard]] py::handle held() const { return object_.get(); }
 
  private:
   Owned object_;
+};
+
+/// The class of a tuple that has one of its own.
+class TupleType : public PythonObject {
+ public:
+  using PythonObject::PythonObject;
+  [[nodiscard]] std::string kind() const override {
+    const py::gil_scoped_acquire gil;
+    return std::string("a tuple of type '") + reinterpret_cast<PyTypeObject*>(held().ptr())->tp_name + "'";
+  }
+  [[nodiscard]] bool stands_for(const Opaque& other) const override {
+    const auto* type = dynamic_cast<const TupleType*>(&other);
+    return type != nullptr && held().is(type->held());
+  }
+  /// Named tuples take their items one by one; others, such as those of torch.return_types, take one sequence.
+  [[nodiscard]] py::object made_of(const py::tuple& items) const {
+    const py::object type = get();
+    return PyFunction_Check(type.attr("__new__").ptr()) ? type(*items) : type(items);
+  }
 };
 
 /// Refuses a container inside itself, where the recursion would not end.
@@ -114,7 +136,7 @@ template <typename Convert>
 Value container(py::handle object, const Convert& convert) {
   if (is_named_tuple(object)) {
     ValueDict marked;
-    marked.emplace_back(kTypeMark, as_opaque(py::type::of(object)));
+    marked.emplace_back(kTypeMark, Value(OpaquePtr(std::make_shared<TupleType>(py::type::of(object)))));
     marked.emplace_back(kListMark, items_of(object, convert));
     return marked;
   }
@@ -151,7 +173,8 @@ struct ToPython {
   py::object operator()(const ValueDict& dict) const {
     if (dict.size() == 1 && dict[0].first == kListMark) return py::list(to_arguments(dict[0].second.list()));
     if (dict.size() == 2 && dict[0].first == kTypeMark) {
-      return to_python(dict[0].second)(*to_arguments(dict[1].second.list()));
+      const auto& type = dynamic_cast<const TupleType&>(*std::get<OpaquePtr>(dict[0].second.held()));
+      return type.made_of(to_arguments(dict[1].second.list()));
     }
     return to_keywords(dict);
   }

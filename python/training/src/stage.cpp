@@ -67,7 +67,7 @@ std::function<void()> as_function(py::object function) {
   return [function = Owned(std::move(function))] { in_python([&] { function.get()(); }); };
 }
 
-/// What the _Memory of a stage keeps for a ticket.
+/// What the Memory of a rank keeps for a ticket.
 struct KeptInPython {
   Borrowed memory;
   Owned ticket;
@@ -84,15 +84,18 @@ std::vector<std::uintptr_t> as_numbers(const std::vector<const void*>& addresses
   return numbers;
 }
 
-KeptSince compared(const KeptInPython& before, const std::vector<const void*>& read) {
+KeptSince compared(const KeptInPython& before, const UsedMemory& used) {
   using Answer = std::tuple<py::object, bool, bool, bool, bool>;
   return in_python([&] {
     auto [ticket, carries, puts_again, has_read, has_empty] =
-        py::cast<Answer>(before.call<py::object>("compare", as_numbers(read)));
+        py::cast<Answer>(before.call<py::object>("compare", as_numbers(used.read), as_numbers(used.made)));
     const KeptInPython kept{before.memory, Owned(std::move(ticket))};
     KeptSince since{.carries = carries};
     if (puts_again) since.put_again = [kept] { kept.call<void>("put_again"); };
-    if (has_read) since.has_replaced = [kept] { return kept.call<bool>("has_replaced"); };
+    if (has_read) {
+      since.has_replaced = [kept] { return kept.call<bool>("has_replaced"); };
+      since.has_made_again = [kept] { return kept.call<bool>("has_made_again"); };
+    }
     if (has_empty) since.has_added = [kept] { return kept.call<bool>("has_added"); };
     return since;
   });
@@ -104,9 +107,14 @@ Remembered remembered_by(const Borrowed& memory) {
     return std::pair(Owned(std::move(both.first)), std::move(both.second));
   });
   const KeptInPython kept{memory, std::move(ticket)};
-  return {.put_back = [kept] { kept.call<void>("give_back"); },
-          .tensors = std::move(tensors),
-          .compare = [kept](const auto& read) { return compared(kept, read); }};
+  const auto give_back = [kept](const UsedMemory& used) {
+    std::vector<const void*> all = used.read;
+    all.insert(all.end(), used.made.begin(), used.made.end());
+    kept.call<void>("give_back", as_numbers(all));
+  };
+  return {.put_back = give_back, .tensors = std::move(tensors), .compare = [kept](const UsedMemory& used) {
+            return compared(kept, used);
+          }};
 }
 
 }  // namespace
@@ -140,7 +148,9 @@ PythonStage make_stage(const py::dict& spec, bool has_seed, const Recompute& rec
   options.mode = [mode = Borrowed(spec["mode"], keep)] {
     return in_python([&] { return py::cast<std::uint64_t>(mode.get()()); });
   };
-  options.remember = [memory = Borrowed(spec["memory"], keep)] { return remembered_by(memory); };
+  if (!spec["memory"].is_none()) {
+    options.remember = [memory = Borrowed(spec["memory"], keep)] { return remembered_by(memory); };
+  }
   if (!spec["auxiliary_loss"].is_none()) {
     options.auxiliary_loss = [loss = Borrowed(spec["auxiliary_loss"], keep)](const Value& output) {
       return in_python([&] { return py::cast<at::Tensor>(loss.get()(to_python(output))); });

@@ -79,6 +79,8 @@ class Line : public std::enable_shared_from_this<Line> {
   void ship(nccl::Communicator& path, const wire::Envelope& envelope, const std::vector<at::Tensor>& tensors);
 
   void receive();
+  /// Returns false when it was the goodbye.
+  bool receive_frame();
   /// Returns false at the end of the stream.
   bool fetch(void* data, std::size_t bytes);
   void need(void* data, std::size_t bytes);
@@ -91,6 +93,7 @@ class Line : public std::enable_shared_from_this<Line> {
   void lose(const std::string& what, const std::string& why);
   void give_up(const std::string& text);
   void give_up_or_lose(const std::exception_ptr& failure);
+  bool hears_why(Clock::time_point until);
 
   Socket socket_;
   RankId own_;
@@ -104,6 +107,8 @@ class Line : public std::enable_shared_from_this<Line> {
   std::size_t begin_ = 0;  // what is in the buffer and not yet used
   std::size_t end_ = 0;
   CommunicatorPtr in_;
+  bool is_without_nccl_ = false;  // it has failed: messages are dropped
+  bool has_heard_why_ = false;    // the peer has said why the run is over
 
   std::mutex introducing_;
   CommunicatorPtr out_;

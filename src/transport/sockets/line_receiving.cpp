@@ -24,6 +24,9 @@ class Closed : public TransportError {
   explicit Closed(RankId peer) : TransportError("the connection was closed", peer) {}
 };
 
+/// Whether NCCL brings it.
+bool is_shipped(const wire::TensorForm& form) { return !form.is_on_host && !form.is_meta && form.bytes() > 0; }
+
 }  // namespace
 
 bool Line::fetch(void* data, std::size_t bytes) {
@@ -61,25 +64,7 @@ void Line::skip(std::size_t bytes) {
 void Line::receive() {
   try {
     if (nccl_) set_current_device(nccl_->device());
-    while (true) {
-      Head head{};
-      need(&head, sizeof head);
-      if (head.kind == static_cast<std::uint32_t>(Kind::kGoodbye)) break;
-      if (head.kind == static_cast<std::uint32_t>(Kind::kCommunicator)) {
-        std::string id(head.size, '\0');
-        need(id.data(), id.size());
-        if (!nccl_) throw TransportError("it sends by NCCL, which this rank does not have", peer_);
-        in_ = nccl_->connect(id, {peer_, own_}, 1);
-        continue;
-      }
-      if (head.kind == static_cast<std::uint32_t>(Kind::kRelease)) {
-        const std::lock_guard lock(mutex_);
-        is_released_ = true;
-        changed_.notify_all();
-        continue;
-      }
-      take_in(head.size);
-    }
+    while (receive_frame()) continue;
   } catch (const Closed& error) {
     lose(kEnded, error.what());
   } catch (const std::system_error& error) {
@@ -98,6 +83,25 @@ void Line::receive() {
   if (!nccl_) return;
   end_paths();
   release();
+}
+
+bool Line::receive_frame() {
+  Head head{};
+  need(&head, sizeof head);
+  if (head.kind == static_cast<std::uint32_t>(Kind::kGoodbye)) return false;
+  if (head.kind == static_cast<std::uint32_t>(Kind::kCommunicator)) {
+    std::string id(head.size, '\0');
+    need(id.data(), id.size());
+    if (!nccl_) throw TransportError("it sends by NCCL, which this rank does not have", peer_);
+    if (!is_without_nccl_) in_ = nccl_->connect(id, {peer_, own_}, 1);
+  } else if (head.kind == static_cast<std::uint32_t>(Kind::kRelease)) {
+    const std::lock_guard lock(mutex_);
+    is_released_ = true;
+    changed_.notify_all();
+  } else {
+    take_in(head.size);
+  }
+  return true;
 }
 
 /// What is still running with a rank that has left without a failure ends when this rank's device has come to it; with
@@ -149,9 +153,17 @@ void Line::take_in(std::size_t bytes) {
     }
   }
   if (envelope.notice) {
+    has_heard_why_ = has_heard_why_ || *envelope.notice == Notice::Kind::kGiveUp ||
+                     (*envelope.notice == Notice::Kind::kDepart && envelope.about >= 0);
     return reports_->hear(peer_, {*envelope.notice, envelope.step, envelope.about, envelope.header});
   }
   wire::look_up_description(known_, envelope);
+  if (is_without_nccl_) {
+    for (const wire::TensorForm& form : envelope.description->tensors) {
+      if (!is_shipped(form) && !form.is_inline) skip(static_cast<std::size_t>(form.bytes()));
+    }
+    return;
+  }
   // A message of a failed step is received all the same, so that its sender can release it.
   const bool is_wanted = reports_->mailbox->announce(peer_, entry.tag, entry.step);
   const bool is_here = receive_tensors(entry);
@@ -171,30 +183,22 @@ nccl::Communicator& Line::path_in() {
 /// Returns false when they will not come, because some rank is lost.
 bool Line::receive_tensors(wire::Mailbox::Entry& entry) {
   const char* inline_data = entry.envelope.inline_bytes.data();
-  std::vector<at::Tensor> shipped;
-  for (const wire::TensorForm& form : entry.envelope.description->tensors) {
+  const std::vector<wire::TensorForm>& forms = entry.envelope.description->tensors;
+  const auto make = [&](const wire::TensorForm& form, at::Device device) {
+    const at::Tensor made = at::empty(form.sizes, at::TensorOptions().dtype(form.type).device(device));
+    return form.strides.empty() ? made : made.as_strided(form.sizes, form.strides);
+  };
+  for (const wire::TensorForm& form : forms) {
     at::Tensor& tensor = entry.tensors.emplace_back();
-    if (!form.is_defined) continue;
+    if (!form.is_defined || is_shipped(form)) continue;
     const std::int64_t bytes = form.bytes();
-    const bool is_shipped = !form.is_on_host && !form.is_meta && bytes > 0;
-    std::optional<c10::StreamGuard> guard;
-    if (is_shipped) guard.emplace(path_in().stream());
-    const at::Device device = form.is_meta ? at::Device(at::kMeta)
-                              : is_shipped ? nccl_->device()
-                                           : at::Device(at::kCPU);
     try {
-      tensor = at::empty(form.sizes, at::TensorOptions().dtype(form.type).device(device));
-      if (!form.strides.empty()) tensor = tensor.as_strided(form.sizes, form.strides);
+      tensor = make(form, form.is_meta ? at::kMeta : at::kCPU);
     } catch (const std::exception& error) {
-      const wire::OutOfMemory none(own_, peer_, entry.envelope, &form, error);
-      if (is_shipped) throw none;  // what NCCL has begun it cannot drop
-      entry.failure = std::make_exception_ptr(none);
-      tensor = at::Tensor();
+      entry.failure = std::make_exception_ptr(wire::OutOfMemory(own_, peer_, entry.envelope, &form, error));
     }
     if (bytes == 0) continue;
-    if (is_shipped) {
-      shipped.push_back(tensor);
-    } else if (form.is_inline) {
+    if (form.is_inline) {
       if (tensor.defined()) std::memcpy(tensor.data_ptr(), inline_data, static_cast<std::size_t>(bytes));
       inline_data += bytes;
     } else if (!tensor.defined()) {
@@ -203,8 +207,19 @@ bool Line::receive_tensors(wire::Mailbox::Entry& entry) {
       need(tensor.data_ptr(), static_cast<std::size_t>(bytes));
     }
   }
-  if (shipped.empty()) return true;
+  // What NCCL brings comes last: if it fails, the next frame can be read all the same.
+  if (std::none_of(forms.begin(), forms.end(), is_shipped)) return true;
   nccl::Communicator& path = path_in();
+  std::vector<at::Tensor> shipped;
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    if (!is_shipped(forms[i])) continue;
+    const c10::StreamGuard guard(path.stream());
+    try {
+      shipped.push_back(entry.tensors[i] = make(forms[i], nccl_->device()));
+    } catch (const std::exception& error) {
+      throw wire::OutOfMemory(own_, peer_, entry.envelope, &forms[i], error);  // what NCCL has begun it cannot drop
+    }
+  }
   const auto receive_all = [&](const nccl::Library& nccl, nccl::Comm comm, nccl::Stream stream) {
     for (const at::Tensor& tensor : shipped) {
       nccl::check(nccl.ncclRecv(tensor.data_ptr(), tensor.nbytes(), nccl::kUint8, 0, comm, stream), "ncclRecv", comm);
@@ -228,12 +243,28 @@ void Line::give_up_or_lose(const std::exception_ptr& failure) {
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     give_up(who + ": " + text.substr(0, text.find('\n')));
-  } catch (const std::exception& error) {  // NCCL may learn of a death a moment before the connection does
-    constexpr auto kMoment = std::chrono::milliseconds(200);
-    const auto until = Clock::now() + kMoment;
-    while (!socket_.is_hung_up() && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lose(socket_.is_hung_up() ? kEnded : kUnreadable, error.what());
+  } catch (const TransportError& error) {  // NCCL may learn of a failure a moment before the connection tells of it
+    constexpr auto kMoment = std::chrono::milliseconds(1500);
+    if (!hears_why(Clock::now() + kMoment)) lose(socket_.is_hung_up() ? kEnded : kUnreadable, error.what());
+  } catch (const std::exception& error) {
+    lose(kUnreadable, error.what());
   }
+}
+
+/// Reads on without NCCL: a rank whose device has failed first breaks off NCCL, which may take a second, and then says
+/// why the run is over. Returns whether it has said so by then; if so, after its goodbye.
+bool Line::hears_why(Clock::time_point until) {
+  is_without_nccl_ = true;
+  reports_->mailbox->forget(peer_);
+  const auto comes_more = [&] {
+    return has_heard_why_ || (Clock::now() < until && (begin_ != end_ || socket_.wait_to_read(until)));
+  };
+  try {
+    while (comes_more() && receive_frame()) continue;
+  } catch (const std::exception&) {  // the connection has ended
+    return has_heard_why_;
+  }
+  return has_heard_why_;
 }
 
 /// Breaks the connection off, because what comes next cannot be received. The other rank learns why before it does.

@@ -161,13 +161,15 @@ std::size_t Socket::read(void* data, std::size_t room) const {
 bool Socket::read_all(void* data, std::size_t bytes, Clock::time_point until) const {
   std::size_t done = 0;
   while (done < bytes) {
-    if (!wait_for(descriptor_, POLLIN, until)) return false;
+    if (!wait_to_read(until)) return false;
     const std::size_t got = read(static_cast<char*>(data) + done, bytes - done);
     if (got == 0) return false;
     done += got;
   }
   return true;
 }
+
+bool Socket::wait_to_read(Clock::time_point until) const { return wait_for(descriptor_, POLLIN, until); }
 
 bool Socket::is_hung_up() const {
   pollfd one{descriptor_, POLLRDHUP, 0};

@@ -44,6 +44,8 @@ class Socket {
   [[nodiscard]] std::size_t read(void* data, std::size_t room) const;
   /// Returns false when the other side has ended before all of it came, or it did not come by `until`.
   [[nodiscard]] bool read_all(void* data, std::size_t bytes, Clock::time_point until) const;
+  /// Waits for something to read, or for the other side to end; false when neither has come by `until`.
+  [[nodiscard]] bool wait_to_read(Clock::time_point until) const;
   /// Whether the other side has closed the connection.
   [[nodiscard]] bool is_hung_up() const;
   /// The other side reads the end of the stream after what was written.

@@ -1,6 +1,7 @@
 """Python modules as graphs that keep, carry and replace tensors, and callers that do: always what eager steps give."""
 
 import collections
+import dataclasses
 import types
 
 import torch
@@ -252,6 +253,118 @@ class Calibrated(Block):
         return x / self.scale
 
 
+class Contextual(Block):
+    """Reads what the caller has put into a collection, an object or a module that is not registered."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.set(torch.ones(WIDTH, device=DEVICE))
+
+    def forward(self, x):
+        return super().forward(x) * self.mask()
+
+
+class MaskInAList(Contextual):
+    def set(self, mask):
+        self.masks = [mask]
+
+    def mask(self):
+        return self.masks[0]
+
+
+class MaskInAnObject(Contextual):
+    def set(self, mask):
+        self.context = {"context": types.SimpleNamespace(mask=mask)}
+
+    def mask(self):
+        return self.context["context"].mask
+
+
+class MaskInANestedTuple(Contextual):
+    def set(self, mask):
+        self.table = ((mask, "a mask"), 1)
+
+    def mask(self):
+        return self.table[0][0]
+
+
+class MaskInAHiddenModule(Contextual):
+    def __init__(self, dropout):
+        self.__dict__["teacher"] = [nn.Linear(1, 1)]
+        super().__init__(dropout)
+
+    def set(self, mask):
+        self.__dict__["teacher"][0].mask = mask
+
+    def mask(self):
+        return self.__dict__["teacher"][0].mask
+
+
+class MaskWithOtherData(Contextual):
+    def set(self, mask):
+        if "own" in vars(self):
+            self.own.data = mask
+        else:
+            self.own = mask.clone()
+
+    def mask(self):
+        return self.own
+
+
+class MaskedByABuffer(MaskedLater):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        del self.mask
+        self.register_buffer("mask", None)
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    average: torch.Tensor
+
+
+class CarriesInSlots(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.state = Slots(torch.zeros(WIDTH, device=DEVICE))
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.state.average = 0.9 * self.state.average + 0.1 * x.detach().mean((0, 1))
+        return x - self.state.average
+
+
+class CachesAndMeasures(Calibrated):
+    """Keeps a table for one number of rows too, which evaluations replace and steps make again."""
+
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.table, self.measures = None, False
+
+    def forward(self, x):
+        if self.table is None or self.table.shape[0] != x.shape[0]:
+            self.table = torch.arange(1, x.shape[0] + 1, device=DEVICE)[:, None, None] / x.shape[0]
+        scale = self.scale
+        x = super().forward(x * self.table)
+        if not self.measures:
+            self.scale = scale
+        return x
+
+
+class Collects(Block):
+    """Losses for all stages of the rank in one list, which the caller empties or replaces."""
+
+    losses: list = []
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.all().append(x.detach().abs().mean())
+        return x
+
+    def all(self):
+        return self.losses
+
+
 class Weighted(nn.Module):
     """A loss with weights that the caller replaces, and dropout."""
 
@@ -343,6 +456,80 @@ class GraphState(GraphCase):
                 captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, before=before, steps=20, loss=loss)
                 self.assertGreaterEqual(captured.replayed, 8, captured.reason)
 
+    def test_what_the_caller_puts_into_collections_and_objects(self):
+        masks = [torch.full((WIDTH,), 1 + 0.1 * i, device=DEVICE) for i in range(3)]
+
+        def before(step, modules):
+            for module in modules if step % 7 == 0 else ():
+                module.set(masks[step // 7])
+
+        for block in (MaskInAList, MaskInAnObject, MaskInANestedTuple, MaskInAHiddenModule, MaskWithOtherData):
+            with self.subTest(block.__name__):
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=block, before=before, steps=20)
+                self.assertGreaterEqual(captured.replayed, 12, captured.reason)
+
+    def test_buffers_that_the_caller_adds(self):
+        mask = torch.full((WIDTH,), 1.5, device=DEVICE)
+
+        def before(step, modules):
+            for module in modules if step == 5 else ():
+                module.mask = mask
+
+        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=MaskedByABuffer, before=before, steps=12)
+        self.assertGreaterEqual(captured.replayed, 6, captured.reason)
+
+    def test_tensors_that_evaluations_replace_after_others(self):
+        """What is made again says nothing of what is not."""
+
+        def before(step, modules):
+            for module in modules:
+                module.measures = step > 9
+
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=CachesAndMeasures, steps=24,
+                                     before=before, evaluates=lambda step: step % 6 == 5, rows=lambda step: 12)  # fmt: skip
+                self.assertGreaterEqual(captured.replayed, 10, captured.reason)
+
+    def test_lists_that_stages_share(self):
+        def told(module):
+            told = list(Collects.losses)
+            Collects.losses.clear()
+            return told
+
+        def elsewhere(module):
+            told = list(module.own)
+            module.own = []
+            return told
+
+        class Own(Collects):
+            def __init__(self, dropout):
+                super().__init__(dropout)
+                self.own = []
+
+            def all(self):
+                return self.own
+
+        class Shared(Collects):
+            def __init__(self, dropout):
+                super().__init__(dropout)
+                self.losses = Collects.losses
+
+        for block, tells in ((Shared, told), (Own, elsewhere)):
+            with self.subTest(block.__name__):
+                Collects.losses.clear()
+                self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, block=block, told=tells)
+
+    def test_submodules_that_come_and_go(self):
+        """Each may have the id of one before."""
+
+        def before(step, modules):
+            for module in modules if step % 4 == 0 else ():
+                module.activation = nn.Softplus(beta=1 + step / 10)
+
+        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=Activated, before=before, steps=24)
+        self.assertGreaterEqual(captured.replayed, 16, captured.reason)
+
     def test_gradients_that_are_kept(self):
         """A replay does not overwrite what somebody has kept; what Python has only looked at is not kept."""
         kept = []
@@ -359,7 +546,7 @@ class GraphState(GraphCase):
 
     def test_tensors_that_a_module_carries_and_replaces(self):
         for block in (Carries, CarriesInATuple, CarriesInAnObject, CarriesAndRemembers, CarriesABuffer, CarriesInANestedDict, CarriesInsideAnObject,
-                      CarriesInADeque):  # fmt: skip
+                      CarriesInADeque, CarriesInSlots):  # fmt: skip
             with self.subTest(block.__name__):
                 captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=block)
                 self.assertIn("carries from step to step", captured.reason)

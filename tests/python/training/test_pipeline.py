@@ -1,5 +1,6 @@
 """What a pipeline offers: options, results, schedules of all forms, parameters, timelines, checkpoints, and the low-level entry."""
 
+import collections
 import os
 import subprocess
 import sys
@@ -12,6 +13,10 @@ import torch
 import models
 import stagecraft.torch as sc
 from stagecraft.torch import _door, _worlds
+
+
+Answer = collections.namedtuple("Answer", "value best config cache")
+OtherAnswer = collections.namedtuple("OtherAnswer", "value best config cache")
 
 
 def make(schedule="Interleaved1F1B", count=2, microbatches=4, loss=models.mean_loss, **options):
@@ -85,6 +90,39 @@ class Pipelines(unittest.TestCase):
         self.assertEqual([parameter.grad is None for _, parameter in frozen.named_parameters()], [True] * 4 + [False] * 4)
         with self.assertRaisesRegex(sc.InvalidArgument, "loss_scale is one of 'mean', 'sum'"):
             make(loss_scale="max")
+
+    def test_outputs_of_any_class_are_put_together(self):
+        class Cache:
+            pass
+
+        class Last(torch.nn.Module):
+            def __init__(self, types=(Answer,)):
+                super().__init__()
+                self.inner, self.config, self.types, self.calls = models.block(1), Cache(), types, 0
+
+            def forward(self, value):
+                value = self.inner(value)
+                self.calls += 1
+                return self.types[self.calls % len(self.types)](value, value.max(1), self.config, Cache())
+
+        def of(last):
+            stages = [sc.Stage(models.block(0), 0), sc.Stage(last, 1)]
+            loss = lambda output, target: models.mean_loss(output.value, target)  # noqa: E731
+            return sc.Pipeline(stages, schedule="Interleaved1F1B", microbatches=2, loss=loss)
+
+        inputs, target = models.batch()
+        last = Last()
+        pipeline = of(last)
+        expected = pipeline.stages[1].submod.inner(pipeline.stages[0].submod(inputs))
+        for result in (pipeline.eval(inputs), pipeline.step(inputs, target=target, return_outputs=True)):
+            self.assertIs(type(result.output), Answer)
+            torch.testing.assert_close(result.output.value, expected)
+            self.assertIs(type(result.output.best), torch.return_types.max)
+            self.assertEqual(result.output.best.indices.tolist(), expected.max(1).indices.tolist())
+            self.assertIs(result.output.config, last.config)
+            self.assertIs(type(result.output.cache), Cache)
+        with self.assertRaisesRegex(sc.InvalidArgument, "one is a tuple of type '.*', another a tuple of type '.*': give a reducer"):
+            of(Last((Answer, OtherAnswer))).eval(inputs)
 
     def test_ties_and_norms(self):
         def train(world):

@@ -109,7 +109,7 @@ TEST(ExpandedBuffers, AreThoseOfTheirMicrobatch) {
     Pipeline pipeline(world, std::move(stages), {.schedule = "GPipe", .microbatches = kMicrobatches});
     const StepResult result = pipeline.eval({x});
     if (!pipeline.has_last_stage()) return;
-    const Tensor& output = as_arguments(result.output)[0].tensor();
+    const Tensor output = as_arguments(result.output)[0].tensor();
     for (int m = 0; m < kMicrobatches; ++m) {
       EXPECT_TRUE(at::equal(output.narrow(0, 2 * m, 2), at::full({2, kWidth}, m + 1.0))) << m;
     }

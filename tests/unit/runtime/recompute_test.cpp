@@ -1,5 +1,7 @@
 // Activation recompute: the same losses, gradients and buffers, and less memory.
 
+#include <ATen/record_function.h>
+
 #include "pipeline_testing.h"
 #include "support/schedule_names.h"
 
@@ -222,25 +224,43 @@ TEST(Recompute, UsesTheBuffersOfTheFirstForward) {
   EXPECT_EQ(got.second.item<double>(), 5);
 }
 
+thread_local int comparisons = 0;
+
+/// Counts the comparisons of tensors on this thread: a captured step must do none.
+at::CallbackHandle count_comparisons() {
+  const auto count = [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
+    comparisons += std::string_view(operation.name()) == "aten::equal" ? 1 : 0;
+    return nullptr;
+  };
+  return at::addThreadLocalCallback(at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
+}
+
 TEST(Recompute, KnowsThatStatisticsStandStillInEvaluationMode) {
-  const auto result = [](const Recompute& recompute) {
+  std::vector<int> compared;  // until after each step
+  const auto result = [&](const Recompute& recompute) {
     std::vector<Tensor> all;
+    compared.clear();
     run_ranks(quick(1), [&](World& world) {
       torch::manual_seed(3);
       const auto norm = std::make_shared<torch::nn::BatchNorm1dImpl>(torch::nn::BatchNorm1dOptions(kWidth));
       norm->to(at::kDouble);
       Pipeline pipeline(world, {make_stage(0, norm)},
                         {.schedule = "GPipe", .microbatches = 2, .loss = mean_square, .recompute = recompute});
-      for (const bool trains : {false, true, true, false, true}) {
+      comparisons = 0;
+      const at::CallbackHandle counts = count_comparisons();
+      for (const bool trains : {false, true, true, false, true, false}) {
         norm->train(trains);
         pipeline.step({numbers({8, kWidth}, trains)}, {.target = numbers({8, kWidth}, 5)});
         for (const Tensor& buffer : norm->buffers()) all.push_back(buffer.clone());
+        compared.push_back(comparisons);
       }
+      at::removeCallback(counts);
     });
     return all;
   };
   const auto expected = result({});
   const auto got = result(Recompute::stage());
+  EXPECT_THAT(compared, testing::ElementsAre(3, 6, 6, 6, 6, 6)) << "it learns once in each mode";
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
 }

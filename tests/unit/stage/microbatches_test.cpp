@@ -1,8 +1,12 @@
 #include "stagecraft/stage/microbatches.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <functional>
+#include <thread>
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/stage/packing.h"
@@ -78,6 +82,35 @@ TEST(Merge, PutsTreesTogether) {
   EXPECT_THAT(refusal(ValueDict{{"a", at::ones({1})}, {"b", at::ones({1})}},
                       ValueDict{{"b", at::ones({1})}, {"a", at::ones({1})}}),
               HasSubstr("one is a dict of (a, b), another a dict of (b, a)"));
+}
+
+/// What no microbatch may have another of, if it is a part of the structure.
+class Mark : public Opaque {
+ public:
+  explicit Mark(std::string name, bool is_structure = true) : name_(std::move(name)), is_structure_(is_structure) {}
+  [[nodiscard]] std::string kind() const override { return "a mark called " + name_; }
+  [[nodiscard]] bool stands_for(const Opaque& other) const override {
+    return !is_structure_ || kind() == other.kind();
+  }
+
+ private:
+  std::string name_;
+  bool is_structure_;
+};
+
+TEST(Merge, KeepsTheFirstObjectUnlessItSaysHowTheOutputIsBuilt) {
+  const auto part = [](const std::string& name, bool is_structure) {
+    return Value(ValueList{Value(OpaquePtr(std::make_shared<Mark>(name, is_structure))), at::ones({1})});
+  };
+  const Value first = part("a", false);
+  const Value joined = concatenate()({first, part("b", false)});
+  EXPECT_EQ(std::get<OpaquePtr>(joined[0].held()), std::get<OpaquePtr>(first[0].held()));
+  EXPECT_EQ(joined[1].tensor().size(0), 2);
+  EXPECT_EQ(concatenate()({part("a", true), part("a", true)})[1].tensor().size(0), 2);
+  EXPECT_THAT(message_of([&] {
+                concatenate()({part("a", true), part("b", true)});
+              }),
+              HasSubstr("one is a mark called a, another a mark called b: give a reducer"));
 }
 
 TEST(Packing, RoundTrips) {
@@ -195,6 +228,48 @@ TEST(RandomScope, LeavesTheGlobalGeneratorAloneAndNests) {
     EXPECT_FALSE(at::equal(at::rand({4}), first));
   }
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
+}
+
+/// What `work` throws on a thread that runs a backward of this one, as autograd has for a GPU.
+std::string message_in_backward(const std::function<void()>& work) {
+  std::string message;
+  std::thread backward([&, here = at::ThreadLocalState()] {
+    const at::ThreadLocalStateGuard same(here);
+    message = message_of(work);
+  });
+  backward.join();
+  return message;
+}
+
+TEST(NoRandom, CountsOnTheThreadsOfBackwards) {
+  const auto draw = [] { at::rand({2}); };
+  {
+    const NoRandom none("not here");
+    EXPECT_EQ(message_of(draw), "not here");
+    EXPECT_EQ(message_in_backward(draw), "not here");
+    {
+      const GlobalRandom allowed;
+      EXPECT_EQ(message_of(draw), "nothing was thrown");
+      EXPECT_EQ(message_in_backward(draw), "nothing was thrown");
+    }
+    EXPECT_EQ(message_in_backward(draw), "not here");
+  }
+  EXPECT_EQ(message_in_backward(draw), "nothing was thrown");
+}
+
+TEST(GraphRandomScope, CountsOnTheThreadsOfBackwards) {
+  struct OfAGpu : GraphRandom {
+    [[nodiscard]] c10::Device device() const override { return {c10::kCUDA, 0}; }
+    at::Generator generator(const RandomStream&, std::uint64_t) override { return {}; }
+    [[nodiscard]] std::uint64_t offset_of(const at::Generator&) const override { return 0; }
+  } random;
+  const GraphRandomScope captured(random);
+  const NoRandom within("not here");  // of another type: it does not hide the scope
+  const auto draw = [] {
+    const GlobalRandom allowed;
+    at::rand({2});
+  };
+  EXPECT_THAT(message_in_backward(draw), HasSubstr("it draws random numbers on the CPU, which a graph would repeat"));
 }
 
 TEST(RandomScope, AGeneratorGivenByHandIsUsed) {

@@ -12,7 +12,7 @@ from stagecraft.torch import _runtime
 from stagecraft.torch._errors import InvalidArgument
 from stagecraft.torch._options import Options, Precision
 from stagecraft.torch._split import split
-from stagecraft.torch._stage import Stage, watch_losses
+from stagecraft.torch._stage import Stage, watch
 from stagecraft.torch._worlds import as_world
 from stagecraft.torch._wrapped import KINDS, WrappedStages, refuse_shards
 
@@ -101,7 +101,7 @@ class Pipeline:
         self._handlers: dict[str, Callable] = {}
         self._wrapped = WrappedStages(self.stages)
         self._watches = False  # whether the actions look after wrapped stages
-        specs = watch_losses([stage.as_dict() for stage in self.stages], options.get("loss"))
+        specs = watch([stage.as_dict() for stage in self.stages], options.get("loss"))
         self._box = _runtime.Pipeline(self.world._box, specs, self._options.as_dict(), self._keep)
 
     def step(

@@ -114,6 +114,38 @@ TEST_F(RankZero, DoesNotTakeARankForDeadThatNcclCannotConnectTo) {
   result_of_connecting = 0;
 }
 
+/// A rank whose device fails breaks off NCCL first, which the others notice.
+TEST_F(RankZero, HearsWhyNcclHasFailed) {
+  result_of_connecting = 5;
+  others[1]->introduce();
+  others[1]->announce(kActivation, {4});
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  EXPECT_EQ(losses, 0);
+  others[1]->introduce();
+  others[1]->announce(kNext, {4});
+  others[1]->tell({Notice::Kind::kGiveUp, 0, 1, "rank 1: CUDA error"});
+  EXPECT_THAT(message_of([&] { transport->receive(RankId(1), kActivation, kPatience); }),
+              testing::StartsWith("rank 1: CUDA error"));
+  others[1].reset();
+  EXPECT_TRUE(channel->lines()[1]->wait_until_over(Clock::now() + kPatience));
+  EXPECT_EQ(losses, 0) << "what is known counts";
+  result_of_connecting = 0;
+}
+
+TEST_F(RankZero, LosesARankThatDiesWhileItIsToSayWhyNcclHasFailed) {
+  result_of_connecting = 5;
+  others[1]->introduce();
+  others[1]->announce(kActivation, {4});
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto begin = Clock::now();
+  others[1].reset();
+  ASSERT_TRUE(eventually([&] { return losses == 1; }));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_THAT(message_of([&] { transport->receive(RankId(1), kActivation, kPatience); }),
+              HasSubstr("the process of rank 1 has ended in the middle of the run"));
+  result_of_connecting = 0;
+}
+
 TEST(Communicator, IsIdleOnADeviceThatHasFailed) {
   Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0);
   ASSERT_TRUE(ranks.wait_until_connected(Clock::now() + kPatience));

@@ -129,6 +129,15 @@ void FarRank::announce(const Tag& tag, const std::vector<std::int64_t>& sizes) c
   send(1, wire::encode(envelope, tensors));
 }
 
+void FarRank::tell(const Notice& notice) const {
+  wire::Envelope envelope;
+  envelope.notice = notice.kind;
+  envelope.step = notice.step;
+  envelope.about = notice.about;
+  envelope.header = notice.text;
+  send(1, wire::encode(envelope, {}));
+}
+
 std::pair<sockets::Socket, sockets::Socket> connected_sockets() {
   std::array<int, 2> ends{};
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);

@@ -74,6 +74,7 @@ struct FarRank {
   void introduce() const;
   /// The envelope of a message with one tensor of a device, which NCCL would bring; empty sizes: without any.
   void announce(const Tag& tag, const std::vector<std::int64_t>& sizes) const;
+  void tell(const Notice& notice) const;
 
  private:
   void send(std::uint32_t kind, std::string text) const;
