@@ -72,8 +72,12 @@ def _fields_of(place: Any) -> tuple[str, ...]:
     return ("cell_contents",) if isinstance(place, types.CellType) else _slots_of(type(place))
 
 
-@functools.cache
+_slots: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
 def _slots_of(kind: type) -> tuple[str, ...]:
+    if kind in _slots:
+        return _slots[kind]
     names = []
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
@@ -81,7 +85,8 @@ def _slots_of(kind: type) -> tuple[str, ...]:
             if name not in ("__dict__", "__weakref__"):
                 is_private = name.startswith("__") and not name.endswith("__")
                 names.append(f"_{base.__name__.lstrip('_')}{name}" if is_private else name)
-    return tuple(names)
+    _slots[kind] = tuple(names)
+    return _slots[kind]
 
 
 def _content_of(place: Any) -> Any:
