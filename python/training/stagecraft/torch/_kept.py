@@ -450,6 +450,7 @@ class _Changes:
             if len(place) == last:
                 continue
             size[1] = len(place)
-            added = list(place)[last:] if names is None else [place[name] for name in list(place) if name not in names]
+            content = _content_of(place)
+            added = content[last:] if names is None else [value for name, value in content.items() if name not in names]
             is_new = is_new or bool(_tensors_in(added, _MOST_PLACES))
         return is_new
