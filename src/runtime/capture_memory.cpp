@@ -217,11 +217,15 @@ void CaptureMemory::reset_unknown_leaves() const {
   for (const auto& [leaf, gradient] : leaves_) leaf.mutable_grad() = gradient;
 }
 
-std::vector<WeakMemory> CaptureMemory::made() const {
+std::vector<WeakMemory> CaptureMemory::made(bool also_on_host) const {
   std::vector<WeakMemory> all;
-  for (const auto& [memory, weak] : made_) {
-    if (!weak.expired()) all.push_back(weak);
-  }
+  const auto add = [&](const auto& known) {
+    for (const auto& [memory, weak] : known) {
+      if (!weak.expired()) all.push_back(weak);
+    }
+  };
+  add(made_);
+  if (also_on_host) add(made_on_host_);
   return all;
 }
 
@@ -229,7 +233,8 @@ bool is_among(const c10::Storage& memory, const std::vector<WeakMemory>& made) {
   const at::Tensor bytes = bytes_of(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.unsafeGetStorageImpl()));
   return std::any_of(made.begin(), made.end(), [&](const WeakMemory& weak) {
     const c10::intrusive_ptr<c10::StorageImpl> other = weak.lock();
-    return other && other->nbytes() == memory.nbytes() && at::equal(bytes_of(other), bytes);
+    return other && other->device() == memory.device() && other->nbytes() == memory.nbytes() &&
+           at::equal(bytes_of(other), bytes);
   });
 }
 

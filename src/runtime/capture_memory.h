@@ -106,7 +106,7 @@ class CaptureMemory {
   /// Numbers on the CPU that were there before, and that somebody still has, or may have replaced. Once, at the end.
   [[nodiscard]] std::vector<HostNumber> take_numbers();
   /// Memory that operations have made, and that still has an owner.
-  [[nodiscard]] std::vector<WeakMemory> made() const;
+  [[nodiscard]] std::vector<WeakMemory> made(bool also_on_host = false) const;
   /// Leaves of autograd that were there before, that need gradients, and that nobody keeps: a replay would not bring
   /// their gradients out.
   [[nodiscard]] bool has_unknown_leaves() const { return !leaves_.empty(); }

@@ -344,7 +344,7 @@ void StepGraphs::end_eager(CaptureMemory* watch) {
   if (watch != nullptr && current_->captured) {
     Captured& captured = *current_->captured;
     captured.is_doubted = false;
-    const std::vector<WeakMemory> made = watch->made();
+    const std::vector<WeakMemory> made = watch->made(/*also_on_host=*/true);
     captured.reads_replaced = captured.reads_replaced || reads_others(*watch) || !captured.has_made_again(made);
   }
   is_checking_ = false;

@@ -41,6 +41,19 @@ TEST(CaptureMemory, KeepsWhatWasThereBefore) {
   EXPECT_TRUE(weak.expired());
 }
 
+TEST(CaptureMemory, FindsTheSameBytesAmongWhatWasMade) {
+  const at::Tensor mask = at::tensor({1.0, NAN, 2.0});
+  CaptureMemory memory(at::kCPU, kAlways, kNobody);
+  const at::Tensor other = at::tensor({1.0, 3.0, 2.0}) + 0;
+  const at::Tensor elsewhere = at::empty({3}, at::TensorOptions(at::kMeta).dtype(at::kDouble));
+  std::vector<WeakMemory> made = memory.made();
+  made.push_back(elsewhere.storage().getWeakStorageImpl());
+  EXPECT_TRUE(has(made, other));
+  EXPECT_FALSE(is_among(mask.storage(), made));
+  const at::Tensor same = mask + 0;
+  EXPECT_TRUE(is_among(mask.storage(), memory.made()));
+}
+
 /// What a sparse tensor is made of is seen as a result of `_values` and `_indices` first.
 TEST(CaptureMemory, KnowsMemoryThatIsSeenAsAViewFirst) {
   const at::Tensor adjacency = at::eye(4).to_sparse();
