@@ -216,7 +216,8 @@ class RankOfLayout {
         saboteur_.done = true;
         return false;
       }
-      EXPECT_FALSE(is_due && !graph_) << "it does not fail";  // a replay calls nobody who could throw
+      EXPECT_FALSE(is_due && !graph_) << "it does not fail";
+      if (is_due) saboteur_.done = true;  // a replay calls nobody who could throw, but the evaluation would
       if (i == 0) pipeline.eval({input}, options);            // leaves nothing behind
       EXPECT_TRUE(at::equal(input, before)) << "the batch was changed";
     }
