@@ -1,11 +1,11 @@
-"""Python modules as graphs that keep, carry and replace tensors, and callers that do: always what eager steps give."""
+"""Python modules as graphs that keep, carry and replace tensors: always what eager steps give."""
 
 import collections
 import dataclasses
 import types
 
 import torch
-from graph_case import DEVICE, WIDTH, Block, GraphCase, loss_of, train
+from graph_case import DEVICE, WIDTH, Block, GraphCase, loss_of
 from torch import nn
 
 
@@ -58,32 +58,6 @@ class Swaps(Block):
         return x - self.previous.clone()
 
 
-class Forgets(Block):
-    """Makes its state when it has none, and changes it in place."""
-
-    def __init__(self, dropout):
-        super().__init__(dropout)
-        self.average = None
-
-    def forward(self, x):
-        x = super().forward(x)
-        mean = x.detach().mean((0, 1))
-        if self.average is None:
-            self.average = mean.clone()
-        else:
-            self.average.lerp_(mean, 0.1)
-        return x - self.average.clone()
-
-
-class Activated(Block):
-    def __init__(self, dropout):
-        super().__init__(dropout)
-        self.activation = nn.Tanh()
-
-    def forward(self, x):
-        return self.activation(super().forward(x))
-
-
 class Tells(Block):
     """Leaves a number for others to read, as routers do."""
 
@@ -118,18 +92,6 @@ class TellsInMany(Block):
         self.pair = (self.stats["load"] * 2, "of the last microbatch")
         self.all.append(self.pair[0] * 2)
         return x
-
-
-class Masked(Block):
-    """Reads what the caller has put there."""
-
-    def __init__(self, dropout):
-        super().__init__(dropout)
-        self.register_buffer("shift", torch.zeros(WIDTH))
-        self.mask = torch.ones(WIDTH, device=DEVICE)
-
-    def forward(self, x):
-        return super().forward(x) * self.mask + self.shift
 
 
 class CarriesABuffer(Block):
@@ -229,16 +191,6 @@ class CachesForInference(Block):
         return super().forward(x) * self.normalized()
 
 
-class MaskedLater(Block):
-    def __init__(self, dropout):
-        super().__init__(dropout)
-        self.mask = None
-
-    def forward(self, x):
-        x = super().forward(x)
-        return x if self.mask is None else x * self.mask
-
-
 class Calibrated(Block):
     """Evaluations measure what steps are divided by; what was measured before is kept too."""
 
@@ -251,71 +203,6 @@ class Calibrated(Block):
         if not self.training:
             self.before, self.scale = self.scale, x.detach().abs().mean((0, 1)) + 0.5
         return x / self.scale
-
-
-class Contextual(Block):
-    """Reads what the caller has put into a collection, an object or a module that is not registered."""
-
-    def __init__(self, dropout):
-        super().__init__(dropout)
-        self.set(torch.ones(WIDTH, device=DEVICE))
-
-    def forward(self, x):
-        return super().forward(x) * self.mask()
-
-
-class MaskInAList(Contextual):
-    def set(self, mask):
-        self.masks = [mask]
-
-    def mask(self):
-        return self.masks[0]
-
-
-class MaskInAnObject(Contextual):
-    def set(self, mask):
-        self.context = {"context": types.SimpleNamespace(mask=mask)}
-
-    def mask(self):
-        return self.context["context"].mask
-
-
-class MaskInANestedTuple(Contextual):
-    def set(self, mask):
-        self.table = ((mask, "a mask"), 1)
-
-    def mask(self):
-        return self.table[0][0]
-
-
-class MaskInAHiddenModule(Contextual):
-    def __init__(self, dropout):
-        self.__dict__["teacher"] = [nn.Linear(1, 1)]
-        super().__init__(dropout)
-
-    def set(self, mask):
-        self.__dict__["teacher"][0].mask = mask
-
-    def mask(self):
-        return self.__dict__["teacher"][0].mask
-
-
-class MaskWithOtherData(Contextual):
-    def set(self, mask):
-        if "own" in vars(self):
-            self.own.data = mask
-        else:
-            self.own = mask.clone()
-
-    def mask(self):
-        return self.own
-
-
-class MaskedByABuffer(MaskedLater):
-    def __init__(self, dropout):
-        super().__init__(dropout)
-        del self.mask
-        self.register_buffer("mask", None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -351,20 +238,6 @@ class CachesAndMeasures(Calibrated):
         return x
 
 
-class Collects(Block):
-    """Losses for all stages of the rank in one list, which the caller empties or replaces."""
-
-    losses: list = []
-
-    def forward(self, x):
-        x = super().forward(x)
-        self.all().append(x.detach().abs().mean())
-        return x
-
-    def all(self):
-        return self.losses
-
-
 class Weighted(nn.Module):
     """A loss with weights that the caller replaces, and dropout."""
 
@@ -392,54 +265,12 @@ class GraphState(GraphCase):
                                      evaluates=lambda step: step % 5 == 4)  # fmt: skip
                 self.assertGreaterEqual(captured.replayed, 12, captured.reason)
 
-    def test_tensors_that_the_caller_adds_and_takes_away(self):
-        mask = torch.full((WIDTH,), 1.5, device=DEVICE)
-
-        def before(step, modules):
-            for module in modules if step in (5, 10) else ():
-                module.mask = mask if step == 5 else None
-
-        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=MaskedLater, before=before, steps=16)
-        self.assertGreaterEqual(captured.replayed, 8, captured.reason)
-
     def test_tensors_that_evaluations_replace_by_others(self):
         for ranks in (1, 2):
             with self.subTest(ranks=ranks):
                 captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Calibrated, steps=24,
                                      evaluates=lambda step: step % 8 == 7)  # fmt: skip
                 self.assertGreaterEqual(captured.replayed, 12, captured.reason)
-
-    def test_hooks_that_come_and_go(self):
-        def of_module(module):
-            return module.register_forward_hook(lambda module, arguments, output: output * 0.5)
-
-        def of_parameter(module):
-            return module.out.weight.register_hook(lambda gradient: gradient * 0.5)
-
-        def halve(parameter):
-            parameter.grad.mul_(0.5)
-
-        def after_accumulation(module):
-            return module.out.weight.register_post_accumulate_grad_hook(halve)
-
-        def of_another_parameter(module):
-            module.out.bias.register_hook(lambda gradient: gradient.clone())
-            return of_parameter(module)
-
-        for register in (of_module, of_parameter, after_accumulation, of_another_parameter):
-            with self.subTest(register.__name__):
-                handles = []
-
-                def before(step, modules):
-                    if step == 4:
-                        handles.extend(register(module) for module in modules)
-                    for handle in handles if step == 8 else ():
-                        handle.remove()
-                    if step == 8:
-                        handles.clear()
-
-                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, before=before, steps=14)
-                self.assertGreaterEqual(captured.replayed, 8, captured.reason)
 
     def test_losses_that_are_modules(self):
         weights = [torch.full((WIDTH,), 1 + 0.5 * i, device=DEVICE) for i in range(2)]
@@ -456,28 +287,6 @@ class GraphState(GraphCase):
                 captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, before=before, steps=20, loss=loss)
                 self.assertGreaterEqual(captured.replayed, 8, captured.reason)
 
-    def test_what_the_caller_puts_into_collections_and_objects(self):
-        masks = [torch.full((WIDTH,), 1 + 0.1 * i, device=DEVICE) for i in range(3)]
-
-        def before(step, modules):
-            for module in modules if step % 7 == 0 else ():
-                module.set(masks[step // 7])
-
-        for block in (MaskInAList, MaskInAnObject, MaskInANestedTuple, MaskInAHiddenModule, MaskWithOtherData):
-            with self.subTest(block.__name__):
-                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=block, before=before, steps=20)
-                self.assertGreaterEqual(captured.replayed, 12, captured.reason)
-
-    def test_buffers_that_the_caller_adds(self):
-        mask = torch.full((WIDTH,), 1.5, device=DEVICE)
-
-        def before(step, modules):
-            for module in modules if step == 5 else ():
-                module.mask = mask
-
-        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=MaskedByABuffer, before=before, steps=12)
-        self.assertGreaterEqual(captured.replayed, 6, captured.reason)
-
     def test_tensors_that_evaluations_replace_after_others(self):
         """What is made again says nothing of what is not."""
 
@@ -490,45 +299,6 @@ class GraphState(GraphCase):
                 captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=CachesAndMeasures, steps=24,
                                      before=before, evaluates=lambda step: step % 6 == 5, rows=lambda step: 12)  # fmt: skip
                 self.assertGreaterEqual(captured.replayed, 10, captured.reason)
-
-    def test_lists_that_stages_share(self):
-        def told(module):
-            told = list(Collects.losses)
-            Collects.losses.clear()
-            return told
-
-        def elsewhere(module):
-            told = list(module.own)
-            module.own = []
-            return told
-
-        class Own(Collects):
-            def __init__(self, dropout):
-                super().__init__(dropout)
-                self.own = []
-
-            def all(self):
-                return self.own
-
-        class Shared(Collects):
-            def __init__(self, dropout):
-                super().__init__(dropout)
-                self.losses = Collects.losses
-
-        for block, tells in ((Shared, told), (Own, elsewhere)):
-            with self.subTest(block.__name__):
-                Collects.losses.clear()
-                self.same(5, schedule="Interleaved1F1B", stages_per_rank=4, block=block, told=tells)
-
-    def test_submodules_that_come_and_go(self):
-        """Each may have the id of one before."""
-
-        def before(step, modules):
-            for module in modules if step % 4 == 0 else ():
-                module.activation = nn.Softplus(beta=1 + step / 10)
-
-        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=Activated, before=before, steps=24)
-        self.assertGreaterEqual(captured.replayed, 16, captured.reason)
 
     def test_gradients_that_are_kept(self):
         """A replay does not overwrite what somebody has kept; what Python has only looked at is not kept."""
@@ -554,24 +324,6 @@ class GraphState(GraphCase):
     def test_tensors_that_a_module_swaps(self):
         captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, block=Swaps, microbatches=3)
         self.assertIn("carries from step to step", captured.reason)
-
-    def test_state_that_the_caller_takes_away(self):
-        def before(step, modules):
-            for module in modules if step in (5, 12) else ():
-                module.average = None
-
-        for ranks in (1, 2):
-            for lanes in ({}, {"lanes": 1}):
-                with self.subTest(ranks=ranks, **lanes):
-                    captured = self.same(None, schedule="LoopedBFS", stages_per_rank=4 // ranks, ranks=ranks, block=Forgets, before=before, steps=18, **lanes)
-                    self.assertGreaterEqual(captured.replayed, 11, captured.reason)
-
-    def test_a_submodule_that_is_replaced(self):
-        def before(step, modules):
-            for module in modules if step == 4 else ():
-                module.activation = nn.Hardtanh()
-
-        self.same(8, schedule="Interleaved1F1B", stages_per_rank=4, block=Activated, before=before, steps=10)
 
     def test_tensors_that_a_module_leaves_for_others(self):
         for ranks in (1, 2):
@@ -606,49 +358,3 @@ class GraphState(GraphCase):
             with self.subTest(lanes=lanes):
                 self.same(18, schedule="Interleaved1F1B", stages_per_rank=4, loss=loss, steps=20, rows=lambda step: 8 if step % 10 < 5 else 4, lanes=lanes,
                           told=lambda module: [kept["loss"].detach(), kept["alias"]])
-
-    def test_tensors_that_the_caller_replaces(self):
-        """Also such as he has more of, and while there are graphs of two kinds."""
-        masks = [torch.full((WIDTH,), 1 + 0.1 * i, device=DEVICE) for i in range(4)]
-
-        def set_mask(module, number):
-            module.mask = masks[number % 4]
-
-        def set_buffer(module, number):
-            module.shift = torch.full((WIDTH,), 0.1 * number, device=DEVICE)
-
-        for change in (set_mask, set_buffer):
-            for rows in (lambda step: 8, lambda step: 8 if step % 2 else 4):
-                for every in (1, 10):
-                    with self.subTest(change=change.__name__, shapes=rows(0), every=every):
-
-                        def before(step, modules):
-                            for module in modules if step % every == 0 else ():
-                                change(module, step // every)
-
-                        steps = 15 if every == 1 else 30
-                        options = {"schedule": "Interleaved1F1B", "stages_per_rank": 4, "block": Masked, "steps": steps, "rows": rows, "before": before}
-                        if every == 10:  # the first step of each kind is eager, and so is the first after a change
-                            self.same(steps - 3 * len({rows(0), rows(1)}), **options)
-                            continue
-                        expected, _ = train(False, **options)
-                        got, captured = train(True, **options)
-                        self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, expected)))
-                        self.assertLess(captured.replayed, 7)
-                        self.assertIn("replaced by another between steps", captured.reason)
-
-    def test_tensors_that_the_caller_replaces_on_one_replica(self):
-        """There the step is eager once and captured anew, while the other replica goes on to replay."""
-        for ranks in (1, 2):
-            with self.subTest(ranks=ranks):
-                swapped = []
-
-                def before(step, modules):
-                    for module in modules if step in (5, 13) else ():
-                        if module.replica == 1:
-                            module.mask = torch.full((WIDTH,), 1 + 0.1 * step, device=DEVICE)
-                            swapped.append(step)
-
-                captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, replicas=2, block=Masked, before=before, steps=20)
-                self.assertGreaterEqual(captured.replayed, 17)
-                self.assertEqual(sorted(swapped), [5] * 8 + [13] * 8)  # eagerly, and as graphs
