@@ -153,7 +153,8 @@ void StepGraphs::note_replaced(bool by_modules) {
     Captured& captured = *kind.captured;
     // A module may make the same again, such as a mask for another shape, unless steps change it.
     const auto note = [&](bool may_be_same) {
-      (by_modules && may_be_same ? captured.is_doubted : captured.reads_replaced) = true;
+      bool& mark = by_modules && may_be_same ? captured.is_doubted : captured.reads_replaced;
+      mark = true;
     };
     for (const KeptSince& one : captured.kept) {
       if (one.has_replaced && one.has_replaced()) note(/*may_be_same=*/true);

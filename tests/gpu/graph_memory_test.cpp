@@ -38,6 +38,17 @@ TEST_F(GraphMemory, TensorsThatModulesKeepAndReplace) {
   EXPECT_EQ(compare(caching([](int step) { return step > 0 && step % 2 == 1; })).replayed, 10U);
 }
 
+/// Of a `Piece` per stage, on one lane: evaluations come in between.
+template <typename Piece>
+Training on_one_lane(const char* name, int ranks, int steps) {
+  Training run{.model = {.name = name, .make = [](int, int) { return std::make_shared<Piece>(); }}};
+  run.schedule = "LoopedBFS";
+  run.ranks = ranks;
+  run.steps = steps;
+  run.options = [](PipelineOptions& options) { options.lanes = 1; };
+  return run;
+}
+
 /// Evaluations measure what steps are divided by.
 struct Calibrated : detail::Linear {
   ValueList run(const ValueList& in) override {
@@ -52,11 +63,7 @@ TEST_F(GraphMemory, TensorsThatEvaluationsReplaceByOthers) {
   for (const int ranks : {1, 2}) {
     for (const int every : {8, 3}) {
       SCOPED_TRACE(std::to_string(ranks) + " ranks, every " + std::to_string(every));
-      Training run{.model = {.name = "Calibrated", .make = [](int, int) { return std::make_shared<Calibrated>(); }}};
-      run.schedule = "LoopedBFS";
-      run.ranks = ranks;
-      run.steps = 26;
-      run.options = [](PipelineOptions& options) { options.lanes = 1; };
+      Training run = on_one_lane<Calibrated>("Calibrated", ranks, 26);
       run.after = [every](int step, Pipeline& pipeline, const auto&) {
         if (step % every == 1) pipeline.eval({at::full({20, kWidth}, 0.1 * step, at::TensorOptions(kGpu))});
       };
@@ -82,11 +89,7 @@ struct TwoCaches : Caching {
 TEST_F(GraphMemory, TensorsThatEvaluationsReplaceAfterOthers) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
-    Training run{.model = {.name = "TwoCaches", .make = [](int, int) { return std::make_shared<TwoCaches>(); }}};
-    run.schedule = "LoopedBFS";
-    run.ranks = ranks;
-    run.steps = 20;
-    run.options = [](PipelineOptions& options) { options.lanes = 1; };
+    Training run = on_one_lane<TwoCaches>("TwoCaches", ranks, 20);
     run.after = [](int step, Pipeline& pipeline, const std::vector<PiecePtr>& pieces) {
       if (step % 4 != 2) return;
       for (const Stage& stage : pipeline.stages()) {
@@ -116,11 +119,7 @@ struct MeasuredAnew : detail::Linear {
 TEST_F(GraphMemory, TensorsThatStepsMakeAnewAfterEvaluations) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
-    Training run{.model = {.name = "MeasuredAnew", .make = [](int, int) { return std::make_shared<MeasuredAnew>(); }}};
-    run.schedule = "LoopedBFS";
-    run.ranks = ranks;
-    run.steps = 24;
-    run.options = [](PipelineOptions& options) { options.lanes = 1; };
+    Training run = on_one_lane<MeasuredAnew>("MeasuredAnew", ranks, 24);
     run.after = [](int step, Pipeline& pipeline, const auto&) {
       if (step % 8 == 7) pipeline.eval({at::ones({20, kWidth}, at::TensorOptions(kGpu))});
     };

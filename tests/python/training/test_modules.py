@@ -14,6 +14,7 @@ from torch import nn
 
 import models
 import stagecraft.torch as sc
+from stagecraft.torch._stage import _Mode
 
 SPLIT = "InterleavedZeroBubble"  # has I and W
 WHOLE = "Interleaved1F1B"
@@ -271,6 +272,17 @@ class Modules(unittest.TestCase):
         after = pipeline.step(inputs, target=target)
         self.assertEqual(pipeline.stages[1].submod.calls, 4)
         self.assertEqual(after.loss, before.loss)
+
+    def test_a_module_in_the_place_of_another_is_another(self):
+        """Though Python may give it the same id."""
+        module = nn.Sequential(nn.Linear(1, 1), nn.Identity())
+        mode = _Mode(types.SimpleNamespace(submod=module))
+        numbers = set()
+        for _ in range(6):
+            module[1] = nn.Identity()
+            numbers.add(mode())
+            self.assertEqual(mode(), mode())
+        self.assertEqual(len(numbers), 6)
 
     def test_arguments_of_all_kinds(self):
         seen = []

@@ -39,6 +39,7 @@ class RankZero : public testing::Test {
   }
   ~RankZero() override {
     has_failed = false;
+    result_of_connecting = 0;
     ended = kAll;
     const std::vector<std::shared_ptr<sockets::Line>> lines = channel->lines();
     channel->say_goodbye();  // so that what follows is not reported
@@ -46,6 +47,13 @@ class RankZero : public testing::Test {
     for (const auto& line : lines) {
       EXPECT_TRUE(line == nullptr || line->wait_until_over(Clock::now() + kPatience));
     }
+  }
+
+  /// Rank 1 begins to send, and NCCL answers with `result` when this rank connects.
+  void connect_in_vain(int result) {
+    result_of_connecting = result;
+    others[1]->introduce();
+    others[1]->announce(kActivation, {4});
   }
 
   std::shared_ptr<Watch> watch = std::make_shared<Watch>(c10::kCPU, kPatience);
@@ -94,31 +102,23 @@ TEST_F(RankZero, IsNotOutOfMemoryWhenItsDeviceHasFailed) {
 
 TEST_F(RankZero, BlamesItsOwnDeviceForAConnectionThatFails) {
   has_failed = true;
-  result_of_connecting = 1;
-  others[1]->introduce();
-  others[1]->announce(kActivation, {4});
+  connect_in_vain(1);
   std::future<std::string> text = said.get_future();
   ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
   EXPECT_EQ(text.get(), std::string("rank 0: ") + kDeviceError);
   EXPECT_EQ(losses, 0) << "rank 1 is well";
-  result_of_connecting = 0;
 }
 
 TEST_F(RankZero, DoesNotTakeARankForDeadThatNcclCannotConnectTo) {
-  result_of_connecting = 5;
-  others[1]->introduce();
-  others[1]->announce(kActivation, {4});
+  connect_in_vain(5);
   ASSERT_TRUE(eventually([&] { return losses == 1; }));
   EXPECT_THAT(message_of([&] { transport->receive(RankId(1), kActivation, std::chrono::seconds(1)); }),
               HasSubstr("rank 1 cannot send to this rank any more (ncclCommInitRank has failed"));
-  result_of_connecting = 0;
 }
 
 /// A rank whose device fails breaks off NCCL first, which the others notice.
 TEST_F(RankZero, HearsWhyNcclHasFailed) {
-  result_of_connecting = 5;
-  others[1]->introduce();
-  others[1]->announce(kActivation, {4});
+  connect_in_vain(5);
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
   EXPECT_EQ(losses, 0);
   others[1]->introduce();
@@ -129,13 +129,10 @@ TEST_F(RankZero, HearsWhyNcclHasFailed) {
   others[1].reset();
   EXPECT_TRUE(channel->lines()[1]->wait_until_over(Clock::now() + kPatience));
   EXPECT_EQ(losses, 0) << "what is known counts";
-  result_of_connecting = 0;
 }
 
 TEST_F(RankZero, LosesARankThatDiesWhileItIsToSayWhyNcclHasFailed) {
-  result_of_connecting = 5;
-  others[1]->introduce();
-  others[1]->announce(kActivation, {4});
+  connect_in_vain(5);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const auto begin = Clock::now();
   others[1].reset();
@@ -143,7 +140,6 @@ TEST_F(RankZero, LosesARankThatDiesWhileItIsToSayWhyNcclHasFailed) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(1));
   EXPECT_THAT(message_of([&] { transport->receive(RankId(1), kActivation, kPatience); }),
               HasSubstr("the process of rank 1 has ended in the middle of the run"));
-  result_of_connecting = 0;
 }
 
 TEST(Communicator, IsIdleOnADeviceThatHasFailed) {
