@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
@@ -138,21 +139,27 @@ class Redirected {
   at::Tensor state_;
 };
 
+/// Whether an operation that takes no generator calls others that take one, which come here too: on a CPU, unless a
+/// mode or a tensor's own class in Python stands between, because what they call does not come here.
+bool calls_others(c10::DispatchKeySet beyond, c10::Device device) {
+  return device.is_cpu() && !beyond.has(c10::DispatchKey::Python);
+}
+
 /// Runs an operation that must not draw. One that takes a generator draws. Any other may draw or not (attention without
-/// dropout, or its backward, which is given the numbers of the forward): on a CPU it calls operations that take one,
-/// and elsewhere the default generator tells.
+/// dropout, or its backward, which is given the numbers of the forward): the default generator tells.
 void refuse_to_draw(const c10::OperatorHandle& op, c10::DispatchKeySet beyond, bool takes_generator,
                     torch::jit::Stack* stack) {
   if (takes_generator) throw InvalidArgument(forbidden());
   const c10::Device device = device_of(op, *stack);
   // What is captured has run before.
-  if (device.is_cpu() || device.is_meta() || capturing() != nullptr) return op.redispatchBoxed(beyond, stack);
+  if (calls_others(beyond, device) || device.is_meta() || capturing() != nullptr)
+    return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
   const at::Generator global = at::globalContext().defaultGenerator(device);
-  const std::uint64_t offset = global.unsafeGetGeneratorImpl()->get_offset();
+  const at::Tensor before = global.get_state();
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // operations that it calls draw from the same generator
   op.redispatchBoxed(beyond, stack);
-  if (global.unsafeGetGeneratorImpl()->get_offset() != offset) throw InvalidArgument(forbidden());
+  if (!at::equal(global.get_state(), before)) throw InvalidArgument(forbidden());
 }
 
 /// Whether it is a generator of the caller's, and not the device's default, which others use too.
@@ -169,9 +176,16 @@ void draw_in_turn(const c10::OperatorHandle& op, c10::DispatchKeySet beyond, tor
   op.redispatchBoxed(beyond, stack);
 }
 
+/// Whether torch.compile only looks at what a module does. What it draws meanwhile it puts back, in default generators.
+bool is_traced() {
+  using c10::impl::TorchDispatchModeTLS;
+  return TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value();
+}
+
 /// The kernel of random operations on a thread with a scope.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet beyond = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode);
+  if (is_traced()) return op.redispatchBoxed(beyond, stack);
   RandomScope::Streams* streams = RandomScope::current();
   if (streams == nullptr) {
     const auto argument = generator_argument(op);
@@ -195,8 +209,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     }
     return op.redispatchBoxed(beyond, stack);
   }
-  // On a CPU, an operation without a generator calls others that take one.
-  if (device.is_cpu()) return op.redispatchBoxed(beyond, stack);
+  if (calls_others(beyond, device)) return op.redispatchBoxed(beyond, stack);
   const std::lock_guard lock(default_generators());
   const c10::impl::ExcludeDispatchKeyGuard once(kMode);  // operations that it calls draw from the same generator
   const Redirected redirected(at::globalContext().defaultGenerator(device), streams->on(device));

@@ -1,6 +1,7 @@
 """Python modules as they are: hooks, custom functions, checkpointing, autocast, compiled ones, buffers, replaced ones, arguments of all kinds."""
 
 import collections
+import contextlib
 import gc
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import weakref
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import models
 import stagecraft.torch as sc
@@ -51,6 +53,19 @@ class Doubling(nn.Module):
 
     def forward(self, value):
         return Double.apply(value, self.weight)
+
+
+class Mode(TorchDispatchMode):
+    """What operations call does not come to those who look after operations above it."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class DropoutInMode(nn.Dropout):
+    def forward(self, value):
+        with Mode():
+            return torch.native_dropout(value, self.p, True)[0]
 
 
 class Checkpointed(nn.Module):
@@ -124,9 +139,12 @@ class Modules(unittest.TestCase):
         self.assertEqual(sorted(map(str, probe.masks[:2] + probe.masks[2:]))[::2], sorted(map(str, probe.masks))[1::2])
 
     def test_checkpoint_with_a_seed_is_refused(self):
-        with self.assertRaises(sc.StepError) as caught:
-            train([models.block(0), Checkpointed(1, False, dropout=0.5)], seed=3)
-        self.assertIn("torch.utils.checkpoint", str(caught.exception))
+        for dropout in (nn.Dropout(0.5), DropoutInMode(0.5)):
+            module = Checkpointed(1, False)
+            module.dropout = dropout
+            with self.subTest(type(dropout).__name__), self.assertRaises(sc.StepError) as caught:
+                train([models.block(0), module], seed=3)
+            self.assertIn("torch.utils.checkpoint", str(caught.exception))
 
     def test_checkpointed_attention_draws_nothing(self):
         """Attention may draw, but does not without dropout: not refused with a seed, nor its backward."""
@@ -228,6 +246,34 @@ class Modules(unittest.TestCase):
         for stage, module in zip(pipeline.stages, reference):
             for got, wanted in zip(stage.submod.parameters(), module.parameters()):
                 torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-5, atol=1e-6)
+
+    def test_numbers_drawn_below_compiled_code_and_modes(self):
+        class Draws(nn.Module):
+            def __init__(self, around):
+                super().__init__()
+                self.inner = models.block(1)
+                self.around = around
+
+            def forward(self, value):
+                with self.around():
+                    value = torch.native_dropout(self.inner(value), 0.5, True)[0]
+                    value = value * torch.bernoulli(torch.full_like(value, 0.7)) + torch.rand(16)
+                    return nn.functional.dropout(value + torch.rand_like(value), 0.2)
+
+        def gradients(kind, recompute):
+            inner = Draws(Mode if kind == "in a mode" else contextlib.nullcontext)
+            modules = [models.block(0), torch.compile(inner, backend="aot_eager") if "compiled" in kind else inner]
+            train(modules, seed=5, **({"recompute": sc.Recompute.stage()} if recompute else {}))
+            return [p.grad for module in modules for p in module.parameters()]
+
+        wanted = gradients("plain", False)
+        for kind in ("plain", "in a mode", "while it is compiled", "compiled before"):
+            for recompute in (True, False):
+                if kind == "while it is compiled":
+                    torch._dynamo.reset()
+                with self.subTest(kind, recompute=recompute):
+                    for got, reference in zip(gradients(kind, recompute), wanted):
+                        torch.testing.assert_close(got, reference, rtol=1e-5, atol=1e-6)
 
     def test_a_whole_backward_in_the_place_of_a_split_one_warns_once(self):
         program = (
