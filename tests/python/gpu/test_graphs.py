@@ -75,7 +75,7 @@ class Graphs(GraphCase):
 
         def replace(step, modules):
             for module in modules:
-                module.temperature = torch.tensor(1.0 + step, device=DEVICE)
+                module.temperature = torch.tensor(1.0 + step)
 
         captured = self.same(3, schedule="Interleaved1F1B", stages_per_rank=4, block=Cools, before=replace, steps=12)
         self.assertIn("reads a number", captured.reason)
