@@ -34,6 +34,7 @@ RANKS = 3
 TIMEOUT = 5.0  # of the ranks
 GRACE = 4.0 if "mpi" in MPIEXEC[0] else 6.0  # starting, ending, a busy machine; a script that waits for those who are still there
 if "STAGECRAFT_TEST_DEVICE" in os.environ:
+    TIMEOUT = 10.0  # NCCL connects one pair of ranks after another in the first step, which takes seconds where they share a GPU
     GRACE += 6.0  # a GPU takes seconds to start and to let go
 # MPICH's launcher answers the death of a rank with SIGKILL for the others: some do not get to say anything, and some see first
 # another one die that way.

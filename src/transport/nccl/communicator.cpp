@@ -135,6 +135,15 @@ std::string new_id() {
   return {id.bytes, sizeof id.bytes};
 }
 
+void prepare(c10::Device device) {
+  const c10::DeviceGuard guard(device);
+  Id id{};
+  check(need_library().ncclGetUniqueId(&id), "ncclGetUniqueId");
+  Comm alone = nullptr;
+  check(need_library().ncclCommInitRank(&alone, 1, id, 0), "ncclCommInitRank");
+  check(need_library().ncclCommAbort(alone), "ncclCommAbort");
+}
+
 Communicator::Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place)
     : members_(std::move(members)),
       connection_(std::make_shared<Connection>(device, static_cast<int>(members_.size()), place)) {

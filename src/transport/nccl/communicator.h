@@ -24,6 +24,10 @@ using Clock = std::chrono::steady_clock;
 /// A new id, by which ranks find each other. One of them makes it and tells the others.
 std::string new_id();
 
+/// What NCCL does once in each process, such as loading its kernels, which takes seconds: here all ranks do it at the
+/// same time, and not one after another when the first message reaches them.
+void prepare(c10::Device device);
+
 /// The error of a device that has failed, such as a failed assertion in a kernel of the program; none if it is well.
 /// Does not wait for it.
 std::optional<std::string> error_of(c10::Device device);

@@ -151,6 +151,7 @@ class SocketConnection::Implementation {
 SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& exchange, Options options)
     : implementation_(std::make_unique<Implementation>()) {
   const bool by_nccl = options.device && uses_nccl(*options.device);
+  if (by_nccl && ranks > 1) nccl::prepare(*options.device);
   const sockets::Listener listener;
   const Card own{std::string(version()), by_nccl ? nccl::version_text() : "", new_secret(), listener.address()};
   std::vector<Card> cards;
