@@ -213,6 +213,11 @@ std::vector<HostNumber> CaptureMemory::take_numbers() {
   return std::exchange(numbers_, {});
 }
 
+bool CaptureMemory::has_unknown_leaves() {
+  std::erase_if(leaves_, [](const auto& leaf) { return holders_of(leaf.first) == 1; });
+  return !leaves_.empty();
+}
+
 void CaptureMemory::reset_unknown_leaves() const {
   for (const auto& [leaf, gradient] : leaves_) leaf.mutable_grad() = gradient;
 }

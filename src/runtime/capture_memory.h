@@ -107,9 +107,10 @@ class CaptureMemory {
   [[nodiscard]] std::vector<HostNumber> take_numbers();
   /// Memory that operations have made, and that still has an owner.
   [[nodiscard]] std::vector<WeakMemory> made(bool also_on_host = false) const;
-  /// Leaves of autograd that were there before, that need gradients, and that nobody keeps: a replay would not bring
-  /// their gradients out.
-  [[nodiscard]] bool has_unknown_leaves() const { return !leaves_.empty(); }
+  /// Leaves of autograd that were there before, that need gradients, that no stage has and that somebody still has: a
+  /// replay would not bring their gradients out. What compiled code hands to the next stage is a leaf too, from where no
+  /// operation tells, but nobody has it any more.
+  [[nodiscard]] bool has_unknown_leaves();
   /// Gives them back the gradients that they had.
   void reset_unknown_leaves() const;
 

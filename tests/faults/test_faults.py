@@ -33,9 +33,11 @@ SEED = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1 << 30)
 RANKS = 3
 TIMEOUT = 5.0  # of the ranks
 GRACE = 4.0 if "mpi" in MPIEXEC[0] else 6.0  # starting, ending, a busy machine; a script that waits for those who are still there
+STARTING = 0.0  # beyond that
 if "STAGECRAFT_TEST_DEVICE" in os.environ:
     TIMEOUT = 10.0  # NCCL connects one pair of ranks after another in the first step, which takes seconds where they share a GPU
-    GRACE += 6.0  # a GPU takes seconds to start and to let go
+    GRACE += 6.0  # a GPU takes seconds to let go
+    STARTING = 20.0  # and more to start
 # MPICH's launcher answers the death of a rank with SIGKILL for the others: some do not get to say anything, and some see first
 # another one die that way.
 LAUNCHER_KILLS = "mpich" in MPIEXEC[0]
@@ -49,7 +51,7 @@ draw = random.Random(SEED)
 
 
 class Run:
-    """A command that must end by itself within `limit` seconds."""
+    """A command that must end by itself within `limit` seconds after the accident that it tells of, or after its begin."""
 
     def __init__(self, command, limit, mark=None, during=None):
         self.begin = time.monotonic()
@@ -57,10 +59,14 @@ class Run:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True)
             if during:
                 during(output)
-            try:
-                self.code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                self.code = None
+            give_up, has_happened = time.monotonic() + slowly(STARTING) + limit, False
+            while (code := process.poll()) is None and time.monotonic() < give_up:
+                time.sleep(0.01)
+                if not has_happened and b"accident at" in os.pread(output.fileno(), 1 << 20, 0):  # which does not move where others write
+                    self.begin, has_happened = time.monotonic(), True
+                    give_up = self.begin + limit
+            self.code = code
+            if code is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             self.seconds = time.monotonic() - self.begin
