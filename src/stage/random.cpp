@@ -139,8 +139,8 @@ class Redirected {
   at::Tensor state_;
 };
 
-/// Whether an operation that takes no generator calls others that take one, which come here too: on a CPU, unless a
-/// mode or a tensor's own class in Python stands between, because what they call does not come here.
+/// Whether an operation that takes no generator calls others that take one, which come here too. They do on a CPU,
+/// unless a mode or a tensor's class of Python's stands between: what is called below these does not come here.
 bool calls_others(c10::DispatchKeySet beyond, c10::Device device) {
   return device.is_cpu() && !beyond.has(c10::DispatchKey::Python);
 }
