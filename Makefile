@@ -1,4 +1,4 @@
-# Stagecraft's front door: `make help` lists the targets. Every target installs what it needs first.
+# Stagecraft's front door: `make help` lists the targets. Every target installs what it needs first, except those for GPUs.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -29,7 +29,7 @@ LINT_PACKAGES := clang clang-format clang-tidy
   crossings bench bench-gpu figures lint pictures wheel wheel-schedule wheel-training together test-sources clean
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: packages torch  ## Install the Debian packages and the torch wheel (into .venv); cheap to run again
 
@@ -67,7 +67,7 @@ torch: .venv/$(WHEELS)
 	@touch $@
 
 command: packages  ## Build the command alone (build/bin/stagecraft), without LibTorch where there is none
-	@cmake --preset release > build.log 2>&1 || { cat build.log; exit 1; }; rm -f build.log
+	@mkdir -p build && cmake --preset release > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
 	@cmake --build --preset release -j $(JOBS) --target stagecraft
 
 build: setup command  ## Build the libraries and the programs (build/bin/stagecraft, and what `stagecraft train` needs)
@@ -107,16 +107,16 @@ test-all: test  ## The same, every setting of the long ones, MPICH, published mo
 
 test-rest: test-more test-asan test-tsan test-fuzz
 
-test-more: setup .venv/.models-$(TRANSFORMERS_VERSION)
+test-more: setup .venv/.models-$(TRANSFORMERS_VERSION)  ## Every setting of the long tests, MPICH, published models
 	@$(call install_packages,$(TEST_PACKAGES) $(MORE_TEST_PACKAGES))
 	@echo "== more" && cmake --preset release > /dev/null && cmake --build --preset more-tests -j $(JOBS) && STAGECRAFT_FAULT_TRIALS=$(FAULT_TRIALS) \
 	  STAGECRAFT_CROSSINGS_SECONDS=$(CROSSINGS_SECONDS) ctest --preset more -j $(JOBS)
 
-test-asan test-tsan: test-%: setup
+test-asan test-tsan: test-%: setup  ## Tests with the address and undefined-behaviour sanitizers, or the thread sanitizer
 	@$(call install_packages,$(SANITIZER_PACKAGES))
 	@echo "== $*" && cmake --preset $* > /dev/null && cmake --build --preset $* -j $(JOBS) && ctest --preset $* -j $(JOBS)
 
-test-fuzz: packages
+test-fuzz: packages  ## Fuzzers, for a few seconds each
 	@$(call install_packages,$(SANITIZER_PACKAGES))
 	@echo "== fuzz" && cmake --preset fuzz > /dev/null && cmake --build --preset fuzz -j $(JOBS) && ctest --preset fuzz -j $(JOBS)
 
@@ -217,8 +217,8 @@ wheel: wheel-schedule wheel-training  ## Build the Python wheels into build/whee
 
 # What `make command` builds is linked, so that nothing is compiled twice; pip only packs it.
 wheel-schedule: packages build/python/tools/.ready
-	@cmake --preset release -DSTAGECRAFT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(abspath build/python/tools/bin/python)" > build.log 2>&1 \
-	  || { cat build.log; exit 1; }; rm -f build.log
+	@cmake --preset release -DSTAGECRAFT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(abspath build/python/tools/bin/python)" > build/cmake.log 2>&1 \
+	  || { cat build/cmake.log; exit 1; }
 	@cmake --build --preset release -j $(JOBS) --target stagecraft _schedule
 	@rm -f build/wheels/stagecraft-[0-9]*.whl
 	@build/python/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheels \

@@ -1,4 +1,4 @@
-# MPI, where it is found: Open MPI or MPICH. Without it ranks are threads.
+# MPI, where it is found: Open MPI or MPICH. Without it, processes talk by TCP.
 option(STAGECRAFT_MPI "Build the transport between processes, where MPI is found" ON)
 set(STAGECRAFT_HAS_MPI OFF)
 if(STAGECRAFT_MPI AND STAGECRAFT_HAS_TORCH)
@@ -8,6 +8,6 @@ if(STAGECRAFT_MPI AND STAGECRAFT_HAS_TORCH)
     set(STAGECRAFT_HAS_MPI ON)
     message(STATUS "MPI: ${MPI_CXX_COMPILER}")
   else()
-    message(STATUS "MPI not found: ranks are threads alone. 'make setup' installs it, or libopenmpi-dev or libmpich-dev")
+    message(STATUS "MPI not found: ranks are threads, or processes over TCP. 'make setup' installs it, or libopenmpi-dev or libmpich-dev")
   endif()
 endif()

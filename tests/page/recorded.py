@@ -1,6 +1,8 @@
 """A timeline as a run would record it, made from a simulation: some steps, one stage slower than planned."""
 
 import json
+import pathlib
+import tempfile
 
 from browser import command
 
@@ -12,10 +14,10 @@ def timeline(csv, costs, slow_stage=2, factor=1.3, steps=3):
     stages = max(int(cell.split("F")[0]) for line in csv.split() for cell in line.split(",") if "F" in cell) + 1
     for key in ("forward", "backward_input", "backward_weight"):
         slowed[key] = [facts[key] * (factor if stage == slow_stage else 1) for stage in range(stages)]
-    path = "/tmp/stagecraft-recorded.csv"
-    with open(path, "w", newline="") as file:
-        file.write(csv)
-    trace = json.loads(command("simulate", path, "--costs", "-", "--format", "trace", text=json.dumps(slowed)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "schedule.csv"
+        path.write_text(csv, newline="")
+        trace = json.loads(command("simulate", str(path), "--costs", "-", "--format", "trace", text=json.dumps(slowed)))
     computes = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     length = max(event["ts"] + event["dur"] for event in computes) + 1
     events = [{"ph": "M", "name": "process_name", "pid": rank} for rank in sorted({event["pid"] for event in computes})]
