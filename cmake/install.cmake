@@ -26,7 +26,8 @@ set(PACKAGE_LIBRARIES ${CMAKE_INSTALL_LIBDIR})
 configure_package_config_file(cmake/StagecraftConfig.cmake.in ${CMAKE_BINARY_DIR}/StagecraftConfig.cmake INSTALL_DESTINATION ${package}
                               PATH_VARS PACKAGE_LIBRARIES)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/StagecraftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/StagecraftConfig.cmake ${CMAKE_BINARY_DIR}/StagecraftConfigVersion.cmake DESTINATION ${package})
+install(FILES ${CMAKE_BINARY_DIR}/StagecraftConfig.cmake ${CMAKE_BINARY_DIR}/StagecraftConfigVersion.cmake cmake/cuda_of_torch.cmake
+        DESTINATION ${package})
 
 # What `make page` has built, if it has.
 install(FILES ${CMAKE_BINARY_DIR}/share/stagecraft/page.html DESTINATION ${CMAKE_INSTALL_DATADIR}/stagecraft OPTIONAL)

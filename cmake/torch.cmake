@@ -1,15 +1,18 @@
 # LibTorch: the one that CMAKE_PREFIX_PATH names, or the torch wheel in .venv. Without any, only the torch-free half is
 # built.
+include(${CMAKE_CURRENT_LIST_DIR}/cuda_of_torch.cmake)
 option(STAGECRAFT_TORCH "Build the half that trains, where LibTorch is found" ON)
 
 set(STAGECRAFT_HAS_TORCH OFF)
-set(STAGECRAFT_HAS_CUDA OFF)  # whether LibTorch was built with it
+set(STAGECRAFT_HAS_CUDA OFF)  # whether LibTorch was built with it, and what it takes is here
 if(STAGECRAFT_TORCH)
+  file(GLOB wheel ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch/share/cmake/Torch)
+  stagecraft_folder_of_torch(folder ${wheel})
+  stagecraft_cuda_of_torch("${folder}" STAGECRAFT_CUDA_OF_WHEELS)
   set(before ${CMAKE_MESSAGE_LOG_LEVEL})
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)  # it warns of libraries that nothing here needs
   find_package(Torch QUIET)
   if(NOT Torch_FOUND)
-    file(GLOB wheel ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch/share/cmake/Torch)
     find_package(Torch QUIET PATHS ${wheel} NO_DEFAULT_PATH)
   endif()
   set(CMAKE_MESSAGE_LOG_LEVEL ${before})
@@ -19,7 +22,7 @@ if(STAGECRAFT_TORCH)
   endif()
   if(Torch_FOUND)
     set(STAGECRAFT_HAS_TORCH ON)
-    if(TARGET torch_cuda AND TARGET c10_cuda)
+    if(TARGET torch_cuda AND TARGET c10_cuda AND NOT STAGECRAFT_CUDA_OF_WHEELS STREQUAL OFF)
       set(STAGECRAFT_HAS_CUDA ON)
     endif()
     # LibTorch is compiled with it, and some classes of its headers read members that only exist without it.
@@ -28,6 +31,10 @@ if(STAGECRAFT_TORCH)
       add_compile_definitions(NDEBUG)
     endif()
     message(STATUS "LibTorch: ${TORCH_INSTALL_PREFIX}, CUDA ${STAGECRAFT_HAS_CUDA}")
+    if(STAGECRAFT_CUDA_OF_WHEELS STREQUAL OFF)
+      message(STATUS "This LibTorch has CUDA, but neither a whole CUDA toolkit (with cublas_v2.h) nor the wheels of CUDA (nvidia-cublas, "
+                     "nvidia-cuda-runtime) are here: what is built computes on the CPU")
+    endif()
   else()
     message(STATUS "LibTorch not found: building the torch-free half alone. 'make setup' installs it, or give "
                    "-DCMAKE_PREFIX_PATH=<where it is>")
