@@ -74,6 +74,39 @@ void read_master(const Reader& in, Launched& out, const std::string& host) {
   }
 }
 
+/// Called for the variables of torchrun, which scripts set too: a single rank that they leave to each of several
+/// processes would do all of the work there.
+void check_is_no_task(const Reader& in, const Launched& launched) {
+  if (launched.ranks > 1 || in.has("TORCHELASTIC_RUN_ID")) return;
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const int tasks = in.number_or(name, 1, 1, kManyRanks);
+    if (tasks < 2) continue;
+    throw InvalidArgument(std::string("WORLD_SIZE is 1, so that this process would be alone, but it is one of ") +
+                          std::to_string(tasks) + " (" + name +
+                          "): unset RANK and WORLD_SIZE, or set them to the number of this process and to how many "
+                          "there are");
+  }
+}
+
+/// Called when no launcher is found. Some of torchrun's variables say that there are others, and not where: each of
+/// them would do all of the work.
+void check_is_alone(const Reader& in) {
+  const auto is_other_than = [&](const char* name, const char* value) {
+    return in.has(name) && in.text(name) != value;
+  };
+  if (!is_other_than("RANK", "0") && !is_other_than("WORLD_SIZE", "1")) return;
+  std::string set;
+  std::string missing;
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    std::string& names = in.has(name) ? set : missing;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+    if (in.has(name)) names += "=" + in.text(name);
+  }
+  throw InvalidArgument("this process seems to be one of several (" + set + "), but " + missing +
+                        " is not set: start the program by torchrun, which sets all of them, or set them, or unset "
+                        "those that are");
+}
+
 }  // namespace
 
 void check_can_choose(const Launched& launched, int devices) {
@@ -124,8 +157,9 @@ std::optional<Launched> launched_by(const Variables& variables) {
     out.by = "torchrun";
     read_ranks(in, out, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     out.has_store = in.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    out.job = in.text("TORCHELASTIC_RUN_ID") + "/" + in.text("TORCHELASTIC_RESTART_COUNT");
+    out.job = in.text("TORCHELASTIC_RUN_ID");  // every host counts restarts on its own
     read_master(in, out, "");
+    check_is_no_task(in, out);
     return out;
   }
   // A script of sbatch has SLURM_PROCID too, but is not a task of a step.
@@ -138,7 +172,10 @@ std::optional<Launched> launched_by(const Variables& variables) {
     return out;
   }
   const bool is_open_mpi = in.has("OMPI_COMM_WORLD_RANK") && in.has("OMPI_COMM_WORLD_SIZE");
-  if (!is_open_mpi && !(in.has("PMI_RANK") && in.has("PMI_SIZE"))) return std::nullopt;
+  if (!is_open_mpi && !(in.has("PMI_RANK") && in.has("PMI_SIZE"))) {
+    check_is_alone(in);
+    return std::nullopt;
+  }
   out.by = "mpirun";
   if (is_open_mpi) {
     read_ranks(in, out, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",

@@ -17,14 +17,14 @@ struct Launched {
   std::string host;  ///< Of rank 0, or of the launcher's store.
   int port = 0;
   bool has_store = false;  ///< The launcher runs the store itself; otherwise rank 0 does.
-  std::string job;         ///< Tells this start from others that use the same store.
+  std::string job;         ///< Tells it from others that use the same store; not from an earlier start of its own.
 };
 
 /// Looks up a variable; null: not set.
 using Variables = std::function<const char*(const char*)>;
 
 /// Nothing when no launcher has started this process. Throws InvalidArgument for variables that contradict each other,
-/// or do not say where rank 0 is.
+/// do not say where rank 0 is, or are some of torchrun's alone.
 std::optional<Launched> launched_by(const Variables& variables);
 
 /// Called by a rank that takes one of so many devices of its host by its local rank. Throws InvalidArgument when the

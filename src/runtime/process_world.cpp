@@ -91,7 +91,9 @@ int run_as_process(const LaunchOptions& options, const std::function<void(World&
     } catch (...) {
       note_failure();
     }
-    return connection.finish(failure) ? 0 : exit_code;
+    const bool is_well = connection.finish(failure);
+    if (!failure && connection.lost()) std::cerr << who + *connection.lost() + "\n" << std::flush;
+    return is_well ? 0 : exit_code;
   } catch (...) {
     note_failure();
     return exit_code;

@@ -103,10 +103,14 @@ class Coordinator::Inquiry {
     const std::lock_guard lock(coordinator_.mutex_);
     return coordinator_.inquiries_.at(number_);
   }
-  [[nodiscard]] bool is_complete() const {
+  /// The first rank that has not answered, and has not departed either.
+  [[nodiscard]] std::optional<RankId> silent() const {
     const std::lock_guard lock(coordinator_.mutex_);
-    const auto answered = static_cast<int>(coordinator_.inquiries_.at(number_).size());
-    return answered + coordinator_.roll_call_.departed() >= coordinator_.ranks_;
+    const Answers& answers = coordinator_.inquiries_.at(number_);
+    for (int r = 0; r < coordinator_.ranks_; ++r) {
+      if (!answers.contains(r) && !coordinator_.roll_call_.has_departed(RankId(r))) return RankId(r);
+    }
+    return std::nullopt;
   }
 
  private:
@@ -123,7 +127,7 @@ bool Coordinator::inquire(const Wait& wait, Timeout timeout, const Done& is_done
   while (true) {
     const std::uint64_t seen = channel_.news();
     if (is_done()) return true;
-    if (inquiry.is_complete() || Clock::now() - begin >= kTimeToAnswer) break;
+    if (!inquiry.silent() || Clock::now() - begin >= kTimeToAnswer) break;
     channel_.wait_for_news(seen, begin, begin + kTimeToAnswer);
   }
   const Answers answers = inquiry.answers();
@@ -327,6 +331,32 @@ void Coordinator::depart(const std::optional<std::string>& failure) {
 bool Coordinator::all_others_departed() const {
   const std::lock_guard lock(mutex_);
   return roll_call_.all_others_departed();
+}
+
+void Coordinator::wait_for_departures(Timeout patience) {
+  const auto is_through = [&] {
+    const std::lock_guard lock(mutex_);
+    return roll_call_.all_others_departed() || roll_call_.failed_departure() || roll_call_.lost();
+  };
+  const auto waits_until = [&](Clock::time_point until, const auto& is_so) {
+    const auto begin = Clock::now();
+    while (true) {
+      const std::uint64_t seen = channel_.news();
+      if (is_so()) return true;
+      if (Clock::now() >= until) return false;
+      channel_.wait_for_news(seen, begin, until);
+    }
+  };
+  while (!waits_until(Clock::now() + patience / 2, is_through)) {
+    const Inquiry inquiry(*this);
+    tell_all({Notice::Kind::kAsk, step(), inquiry.number(), {}});
+    const auto have_answered = [&] { return is_through() || !inquiry.silent(); };
+    if (waits_until(Clock::now() + patience, have_answered)) continue;
+    const RankId silent = *inquiry.silent();
+    const double seconds = std::chrono::duration<double>(patience).count();
+    lose(silent, "rank " + std::to_string(silent.value) + " has not answered for " +
+                     std::to_string(seconds).substr(0, 5) + " s, while others wait for the end of its program");
+  }
 }
 
 std::optional<Failure> Coordinator::failed_departure() const {

@@ -45,6 +45,10 @@ class Coordinator {
 
   // For code that starts and ends worlds.
   [[nodiscard]] bool all_others_departed() const;
+  /// Called when this rank has departed, without `settle` or `receive` on other threads: waits until all others have,
+  /// or one has failed or is lost. A rank whose program goes on says so when it is asked; one that does not answer
+  /// within `patience` is lost.
+  void wait_for_departures(Timeout patience);
   /// The failure of a rank whose program has ended with one, if any.
   [[nodiscard]] std::optional<Failure> failed_departure() const;
   /// Called when the process of a rank is gone or out of reach: all waits end with AbortedError and this text. Only the

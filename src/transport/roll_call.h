@@ -65,7 +65,6 @@ class RollCall {
 
   // Ranks.
   [[nodiscard]] bool has_departed(RankId rank) const { return departures_[rank.index()].has_value(); }
-  [[nodiscard]] int departed() const { return departed_; }
   [[nodiscard]] bool all_others_departed() const { return departed_ + 1 == static_cast<int>(departures_.size()); }
   /// The failure of a rank whose program has ended with one, if any.
   [[nodiscard]] std::optional<Failure> failed_departure() const;

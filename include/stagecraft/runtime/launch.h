@@ -27,7 +27,8 @@ struct LaunchOptions {
   at::DeviceType device_type = at::kCPU;
   /// The device of each rank; overrides `device_type`.
   std::function<at::Device(RankId)> device = {};
-  /// The longest that a rank waits for another.
+  /// The longest that a rank waits for another, and that one which is waited for may stay silent. A rank whose program
+  /// has ended waits for the others' as long as these answer.
   Timeout timeout = std::chrono::minutes(5);
   /// The program's name, put before the message when `launch` prints a failure. Processes print their rank instead.
   std::string name = {};

@@ -18,7 +18,8 @@ namespace stagecraft {
 SocketConnection::Exchange exchange_by(c10::intrusive_ptr<c10d::ProcessGroup> group,
                                        const std::optional<at::Device>& device);
 
-/// Ranks that know a store, such as that of torchrun. `name` tells one world from another.
+/// Ranks that know a store, such as that of torchrun, which may still hold what an earlier start of the same ranks has
+/// left. `name` tells one world from another.
 SocketConnection::Exchange exchange_by(c10::intrusive_ptr<c10d::Store> store, RankId rank, int ranks, std::string name,
                                        Timeout timeout);
 

@@ -20,8 +20,7 @@ bool uses_nccl(const at::Device& device);
 /// is when an operation of NCCL does not end within the limit.
 class SocketConnection {
  public:
-  /// Gives every rank the texts of all ranks, by rank. Called once or twice by each, for what they need to find each
-  /// other.
+  /// Gives every rank the texts of all ranks, by rank. Called once by each, for what they need to find each other.
   using Exchange = std::function<std::vector<std::string>(const std::string& own)>;
 
   struct Options {
@@ -53,9 +52,11 @@ class SocketConnection {
   /// moved what is on its way to or from this rank, up to Options::limit: other devices may be behind. Threads that
   /// receive stay until the other ranks have left too.
   void leave(const std::optional<std::string>& failure, Timeout patience);
-  /// Leaves, and waits until the other ranks have left too: half a second at most when this one has failed. Returns
-  /// whether no rank has failed.
+  /// Leaves, and waits until the other ranks have left too: half a second at most when this one has failed. A rank that
+  /// does not answer for Options::limit, 5 seconds at least, is lost. Returns whether no rank has failed.
   bool finish(const std::optional<std::string>& failure);
+  /// What has become of a rank whose process is gone or does not answer, if there is one.
+  [[nodiscard]] std::optional<std::string> lost() const;
   /// Whether all other ranks have left too, or are lost, `patience` from now at the latest.
   bool wait_for_others(Timeout patience);
 

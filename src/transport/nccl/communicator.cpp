@@ -10,35 +10,28 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
+#include "words_of.h"
 
 namespace stagecraft::nccl {
-
-namespace {
-
-std::string first_line(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
-  return text.substr(0, text.find('\n'));
-}
-
-}  // namespace
 
 std::optional<std::string> error_of(c10::Device device) {
   try {
     const c10::DeviceGuard guard(device);
     c10::Event(device.type()).record(current_stream(device));
   } catch (const c10::Error& error) {
-    return first_line(error);
+    return words_of(error);
   }
   return std::nullopt;
 }
 
 struct Communicator::Connection {
-  Connection(c10::Device on, int count, int own)
-      : device(on), ranks(count), place(own), stream(unshared_stream(on, /*is_urgent=*/true)) {}
+  Connection(c10::Device on, int count, int own, Use what_for)
+      : device(on), ranks(count), place(own), use(what_for), stream(unshared_stream(on, /*is_urgent=*/true)) {}
 
   c10::Device device;
   int ranks;
   int place;
+  Use use;
   c10::Stream stream;
   Id id{};
 
@@ -53,7 +46,7 @@ struct Communicator::Connection {
   bool is_over = false;  // connected, or not
   bool is_aborted = false;
 
-  /// The first operation between two ranks connects them further, and waits for the other: better here. If the other
+  /// The first operation of its kind connects the ranks further, and waits for the others: better here. If one of them
   /// dies, only an abort ends it.
   void warm_up() {
     const Library& nccl = need_library();
@@ -74,7 +67,7 @@ struct Communicator::Connection {
   }
 
   void issue_first(const Library& nccl, Comm fresh, const at::Tensor& one) const {
-    if (ranks == 2) {
+    if (use == Use::kMessages) {
       check(place == 0 ? nccl.ncclSend(one.data_ptr(), 1, kInt32, 1, fresh, stream.native_handle())
                        : nccl.ncclRecv(one.data_ptr(), 1, kInt32, 0, fresh, stream.native_handle()),
             "the first message", fresh);
@@ -97,7 +90,7 @@ struct Communicator::Connection {
       check(result, "ncclCommInitRank");
       warm_up();
     } catch (const c10::Error& error) {
-      why = first_line(error);
+      why = words_of(error);
     } catch (const std::exception& error) {
       why = error_of(device).value_or(error.what());  // NCCL says no more than "unhandled cuda error"
     }
@@ -144,9 +137,9 @@ void prepare(c10::Device device) {
   check(need_library().ncclCommAbort(alone), "ncclCommAbort");
 }
 
-Communicator::Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place)
+Communicator::Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place, Use use)
     : members_(std::move(members)),
-      connection_(std::make_shared<Connection>(device, static_cast<int>(members_.size()), place)) {
+      connection_(std::make_shared<Connection>(device, static_cast<int>(members_.size()), place, use)) {
   if (id.size() != sizeof(Id)) throw InternalError("an id of NCCL has " + std::to_string(id.size()) + " bytes");
   std::memcpy(connection_->id.bytes, id.data(), id.size());
   std::thread([connection = connection_] { connection->connect(); }).detach();
@@ -202,7 +195,7 @@ Communicator::Issued* Communicator::first_in_flight() {
     if (!first.begun && first.begin.query()) first.begun = Clock::now();
     return &first;
   } catch (const c10::Error& error) {
-    device_error_ = first_line(error);
+    device_error_ = words_of(error);
     in_flight_.clear();
     return nullptr;
   }

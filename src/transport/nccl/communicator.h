@@ -32,13 +32,16 @@ void prepare(c10::Device device);
 /// Does not wait for it.
 std::optional<std::string> error_of(c10::Device device);
 
+/// What ranks are connected for: messages from the first of two to the second, or what all of them take part in.
+enum class Use { kMessages, kCollectives };
+
 /// Some ranks that NCCL connects, with a stream of its own on this rank's device. What is issued to it runs in that
 /// order on all of them; the host waits only for the connection.
 class Communicator {
  public:
   /// Begins to connect, in a thread of its own: when a rank dies in the meantime, that call may never return.
   /// `members`: of the world, in the order of this communicator; `place`: this rank's among them.
-  Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place);
+  Communicator(c10::Device device, const std::string& id, std::vector<RankId> members, int place, Use use);
   /// Ends what is still running: see Watch, which has it.
   ~Communicator() { abort(); }
   Communicator(const Communicator&) = delete;

@@ -61,7 +61,7 @@ bool NcclGroup::suits(const at::Tensor& tensor, Reduction reduction) const {
 void NcclGroup::connect() {
   if (place() == 0 && communicator_id_.empty()) communicator_id_ = watch_->id_for(members());
   communicator_id_ = broadcast({{}, communicator_id_}, 0).header;
-  if (!communicator_) communicator_ = watch_->connect(communicator_id_, members(), place());
+  if (!communicator_) communicator_ = watch_->connect(communicator_id_, members(), place(), Use::kCollectives);
 }
 
 std::vector<std::string> NcclGroup::announce(Call& call, const std::vector<at::Tensor>& tensors, bool any_rows) {

@@ -6,6 +6,8 @@
 #include <map>
 #include <sstream>
 
+#include "words_of.h"
+
 namespace stagecraft::nccl {
 namespace {
 
@@ -100,7 +102,7 @@ void recover(Transport& transport, Watch& watch, Timeout timeout) {
   try {
     for (const auto& [id, progress] : others) make_up_for(*communicators.at(id), progress, Clock::now() + timeout);
   } catch (const c10::Error& error) {
-    throw TransportError(error.what_without_backtrace(), transport.rank());
+    throw TransportError(words_of(error), transport.rank());
   }
   for (const auto& [id, communicator] : communicators) communicator->expect_nothing();
 }

@@ -25,14 +25,14 @@ void Watch::start(Report report, ReportError report_error) {
       [this, report = std::move(report), report_error = std::move(report_error)] { run(report, report_error); });
 }
 
-std::shared_ptr<Communicator> Watch::connect(const std::string& id, std::vector<RankId> members, int place) {
+std::shared_ptr<Communicator> Watch::connect(const std::string& id, std::vector<RankId> members, int place, Use use) {
   const std::lock_guard lock(mutex_);
   for (Known& one : known_) {
     if (one.id != id) continue;
     one.is_free = false;
     return one.communicator;
   }
-  auto communicator = std::make_shared<Communicator>(device_, id, std::move(members), place);
+  auto communicator = std::make_shared<Communicator>(device_, id, std::move(members), place, use);
   known_.push_back({id, communicator});
   if (is_aborted_) communicator->abort();
   return communicator;

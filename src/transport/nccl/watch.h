@@ -41,7 +41,7 @@ class Watch {
   ///
   /// It lives as long as this object: what this rank has issued, and what others still read from its memory, must not
   /// be cut off when whoever asked for it is gone. So it is used again.
-  std::shared_ptr<Communicator> connect(const std::string& id, std::vector<RankId> members, int place);
+  std::shared_ptr<Communicator> connect(const std::string& id, std::vector<RankId> members, int place, Use use);
   /// The id of a communicator of these members that was given back, or a new id. Called by the first of them, who tells
   /// the others.
   std::string id_for(const std::vector<RankId>& members);

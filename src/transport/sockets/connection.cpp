@@ -31,10 +31,11 @@ std::string new_secret() {
   return secret;
 }
 
-/// How a rank introduces itself.
+/// How a rank introduces itself to another.
 struct Greeting {
   char secret[kSecretBytes];
-  std::int32_t rank;
+  std::int32_t from;
+  std::int32_t to;
 };
 
 /// What a rank tells the others. One line each; none of them contains a line break.
@@ -87,19 +88,22 @@ std::vector<Socket> connect_all(RankId own, const std::vector<Card>& cards, cons
   std::vector<Socket> all(cards.size());
   Greeting greeting{};
   secret.copy(greeting.secret, kSecretBytes);
-  greeting.rank = own.value;
+  greeting.from = own.value;
   for (std::size_t r = 0; r < own.index(); ++r) {
-    bool is_there = false;
     std::string why;
-    try {
-      char answer = 0;
-      all[r] = connect_to(cards[r].address, until);
-      iovec part{&greeting, sizeof greeting};
-      is_there = all[r].is_open() && all[r].write({&part, 1}) == sizeof greeting && all[r].read_all(&answer, 1, until);
-    } catch (const std::system_error& error) {  // its process has died meanwhile
-      why = std::string("; ") + error.what();
-    }
-    if (!is_there) {
+    greeting.to = RankId(r).value;
+    const auto answers = [&](const Socket& socket) {
+      try {
+        char answer = 0;
+        iovec part{&greeting, sizeof greeting};
+        return socket.write({&part, 1}) == sizeof greeting && socket.read_all(&answer, 1, until);
+      } catch (const std::system_error& error) {  // it is another program, or has died meanwhile
+        why = std::string("; ") + error.what();
+        return false;
+      }
+    };
+    all[r] = connect_to(cards[r].address, answers, until);
+    if (!all[r].is_open()) {
       throw TransportError("rank " + std::to_string(own.value) + " cannot reach rank " + std::to_string(r) +
                                " by TCP (" + cards[r].address.to_text() + why + ") within " + seconds +
                                " s: is it running, and does a firewall allow it? STAGECRAFT_SOCKET_IFNAME names the"
@@ -122,8 +126,8 @@ std::vector<Socket> connect_all(RankId own, const std::vector<Card>& cards, cons
     constexpr auto kManners = std::chrono::seconds(5);
     try {
       if (!caller.read_all(&other, sizeof other, std::min<Clock::time_point>(until, Clock::now() + kManners))) continue;
-      if (std::string_view(other.secret, kSecretBytes) != secret) continue;
-      const RankId who(other.rank);
+      if (std::string_view(other.secret, kSecretBytes) != secret || other.to != own.value) continue;
+      const RankId who(other.from);
       if (who <= own || who.index() >= all.size() || all[who.index()].is_open()) continue;
       char answer = 1;
       iovec part{&answer, 1};
@@ -144,6 +148,8 @@ class SocketConnection::Implementation {
   SocketChannel* channel = nullptr;  // owned by the transport
   std::vector<std::shared_ptr<Line>> lines;
   std::shared_ptr<nccl::Watch> nccl;
+  Timeout limit{};
+  bool has_departed = false;
   bool has_left = false;
   bool has_failed_device = false;  // found when it left
 };
@@ -164,6 +170,7 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
   check_alike(cards, rank);
   std::vector<Socket> sockets = connect_all(rank, cards, listener, options.limit);
 
+  implementation_->limit = options.limit;
   if (by_nccl) implementation_->nccl = std::make_shared<nccl::Watch>(*options.device, options.limit);
   const std::shared_ptr<nccl::Watch>& nccl = implementation_->nccl;
   auto channel =
@@ -221,7 +228,8 @@ SocketConnection::~SocketConnection() {
 void SocketConnection::leave(const std::optional<std::string>& failure, Timeout patience) {
   if (implementation_->has_left) return;
   implementation_->has_left = true;
-  transport_->depart(failure);
+  if (!implementation_->has_departed) transport_->depart(failure);
+  implementation_->has_departed = true;
   // Others may still read on their device what this rank has sent.
   const std::shared_ptr<nccl::Watch>& nccl = implementation_->nccl;
   constexpr auto kBriefly = std::chrono::milliseconds(200);  // after a failure it may never come
@@ -252,14 +260,25 @@ void SocketConnection::leave(const std::optional<std::string>& failure, Timeout 
 }
 
 bool SocketConnection::finish(const std::optional<std::string>& failure) {
-  leave(failure, std::chrono::seconds(5));
-  const Coordinator& coordinator = transport_->coordinator();
+  constexpr Timeout kPatience = std::chrono::seconds(5);
+  Coordinator& coordinator = transport_->coordinator();
   if (failure) {
+    leave(failure, kPatience);
     (void)wait_for_others(std::chrono::milliseconds(500));  // they read why before the connection is gone
     return false;
   }
-  while (!wait_for_others(std::chrono::minutes(1))) continue;
+  transport_->depart(failure);
+  implementation_->has_departed = true;
+  coordinator.wait_for_departures(std::max(kPatience, implementation_->limit));
+  leave(failure, kPatience);
+  // Their devices may be behind by the limit at most; one that is lost does not leave.
+  (void)wait_for_others(coordinator.lost() ? kPatience : kPatience + implementation_->limit);
   return !coordinator.lost() && !coordinator.failed_departure() && !implementation_->has_failed_device;
+}
+
+std::optional<std::string> SocketConnection::lost() const {
+  const std::optional<Failure> lost = transport_->coordinator().lost();
+  return lost ? std::optional(lost->message) : std::nullopt;
 }
 
 bool SocketConnection::wait_for_others(Timeout patience) {

@@ -6,6 +6,7 @@
 
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
+#include "words_of.h"
 
 namespace stagecraft::sockets {
 
@@ -41,8 +42,11 @@ void Line::send(wire::Envelope envelope, Message message) {
   nccl::Communicator* path = needs_path ? path_out() : nullptr;
   if (needs_path && path == nullptr) return;
 
-  const std::lock_guard lock(sending_);
+  std::unique_lock lock(sending_);
   if (has_said_goodbye_) return;
+  if (path != nullptr && has_failed_to_ship_) {
+    throw TransportError("what rank " + std::to_string(own_.value) + " has sent by NCCL has not gone", peer_);
+  }
   wire::find_description(described_, envelope, message, std::move(sparse));
   if (envelope.may_repeat && envelope.describes) envelope.number = described_.add(envelope.description);
   Frame frame;
@@ -55,7 +59,16 @@ void Line::send(wire::Envelope envelope, Message message) {
     frame.blobs.push_back(message.tensors[i].detach());  // not the one that Python may hold: another thread releases it
   }
   put(std::move(frame));
-  if (path != nullptr) ship(*path, envelope, message.tensors);
+  if (path == nullptr) return;
+  try {
+    ship(*path, envelope, message.tensors);
+  } catch (const std::exception& error) {
+    has_failed_to_ship_ = true;
+    lock.unlock();  // to tell the other rank
+    reports_->give_up("rank " + std::to_string(own_.value) + " cannot send to rank " + std::to_string(peer_.value) +
+                      " any more (" + words_of(error) + ")");
+    throw;
+  }
 }
 
 /// The communicator to the other rank; connects it for the first message. Null when that rank is lost or has left.
@@ -67,7 +80,7 @@ nccl::Communicator* Line::path_out() {
       const std::lock_guard lock(sending_);
       put({head_of(Kind::kCommunicator, id.size()) + id, {}, 0});
     }
-    out_ = nccl_->connect(id, {own_, peer_}, 0);
+    out_ = nccl_->connect(id, {own_, peer_}, 0, nccl::Use::kMessages);
   }
   const auto until = Clock::now() + nccl_->limit();
   while (
@@ -167,6 +180,9 @@ void Line::write_rest() {
     done.clear();
     lock.lock();
   }
+  // Whoever is still being connected by NCCL takes the end of the stream for the end of this process.
+  if (nccl_) changed_.wait(lock, [&] { return is_over_ || is_released_; });
+  lock.unlock();
   socket_.end_writing();
 }
 

@@ -41,6 +41,8 @@ class Line : public std::enable_shared_from_this<Line> {
   void start();
 
   /// Returns at once; holds the tensors until they are sent. Does nothing when the other rank is lost or has left.
+  /// When NCCL fails after the envelope is sent, what follows would be taken for what is missing: nothing is sent by
+  /// NCCL any more, and the run is over.
   void send(wire::Envelope envelope, Message message);
   /// Makes the current stream of the device wait until what was sent so far is read.
   void wait_for_reads();
@@ -90,7 +92,7 @@ class Line : public std::enable_shared_from_this<Line> {
   nccl::Communicator& path_in();
   void end_paths();
   void release();
-  void lose(const std::string& what, const std::string& why);
+  void lose(const std::string& what, const std::exception& why);
   void give_up(const std::string& text);
   void give_up_or_lose(const std::exception_ptr& failure);
   bool hears_why(Clock::time_point until);
@@ -113,9 +115,10 @@ class Line : public std::enable_shared_from_this<Line> {
   std::mutex introducing_;
   CommunicatorPtr out_;
 
-  std::mutex sending_;             // held while a message is being started, so that its parts stay together
-  wire::Descriptions described_;   // what this rank has described to the peer
-  bool has_said_goodbye_ = false;  // under `sending_`
+  std::mutex sending_;               // held while a message is being started, so that its parts stay together
+  wire::Descriptions described_;     // what this rank has described to the peer
+  bool has_said_goodbye_ = false;    // under `sending_`
+  bool has_failed_to_ship_ = false;  // under `sending_`
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -11,6 +11,7 @@
 #include "stagecraft/core/error.h"
 #include "stagecraft/transport/streams.h"
 #include "wire/out_of_memory.h"
+#include "words_of.h"
 
 namespace stagecraft::sockets {
 namespace {
@@ -66,11 +67,11 @@ void Line::receive() {
     if (nccl_) set_current_device(nccl_->device());
     while (receive_frame()) continue;
   } catch (const Closed& error) {
-    lose(kEnded, error.what());
+    lose(kEnded, error);
   } catch (const std::system_error& error) {
     const bool is_cut_off = error.code() == std::errc::timed_out || error.code() == std::errc::host_unreachable ||
                             error.code() == std::errc::network_unreachable;
-    lose(is_cut_off ? " is out of reach: its host or the network to it is gone" : kEnded, error.what());
+    lose(is_cut_off ? " is out of reach: its host or the network to it is gone" : kEnded, error);
   } catch (...) {
     give_up_or_lose(std::current_exception());
   }
@@ -93,7 +94,7 @@ bool Line::receive_frame() {
     std::string id(head.size, '\0');
     need(id.data(), id.size());
     if (!nccl_) throw TransportError("it sends by NCCL, which this rank does not have", peer_);
-    if (!is_without_nccl_) in_ = nccl_->connect(id, {peer_, own_}, 1);
+    if (!is_without_nccl_) in_ = nccl_->connect(id, {peer_, own_}, 1, nccl::Use::kMessages);
   } else if (head.kind == static_cast<std::uint32_t>(Kind::kRelease)) {
     const std::lock_guard lock(mutex_);
     is_released_ = true;
@@ -241,13 +242,12 @@ void Line::give_up_or_lose(const std::exception_ptr& failure) {
   } catch (const std::bad_alloc&) {
     give_up(who + " is out of memory: it has no room for a message from rank " + std::to_string(peer_.value));
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    give_up(who + ": " + text.substr(0, text.find('\n')));
+    give_up(who + ": " + words_of(error));
   } catch (const TransportError& error) {  // NCCL may learn of a failure a moment before the connection tells of it
     constexpr auto kMoment = std::chrono::milliseconds(1500);
-    if (!hears_why(Clock::now() + kMoment)) lose(socket_.is_hung_up() ? kEnded : kUnreadable, error.what());
+    if (!hears_why(Clock::now() + kMoment)) lose(socket_.is_hung_up() ? kEnded : kUnreadable, error);
   } catch (const std::exception& error) {
-    lose(kUnreadable, error.what());
+    lose(kUnreadable, error);
   }
 }
 
@@ -281,7 +281,7 @@ void Line::give_up(const std::string& text) {
   socket_.break_off();
 }
 
-void Line::lose(const std::string& what, const std::string& why) {
+void Line::lose(const std::string& what, const std::exception& why) {
   {
     const std::lock_guard lock(mutex_);
     if (is_over_) return;
@@ -292,7 +292,7 @@ void Line::lose(const std::string& what, const std::string& why) {
   socket_.break_off();
   reports_->mailbox->forget(peer_);
   const std::string who = (what == kEnded ? "the process of rank " : "rank ") + std::to_string(peer_.value);
-  reports_->lose(peer_, who + what + " (" + why.substr(0, why.find('\n')) + ")");
+  reports_->lose(peer_, who + what + " (" + words_of(why) + ")");
 }
 
 }  // namespace stagecraft::sockets

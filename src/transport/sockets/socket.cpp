@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <sstream>
 #include <system_error>
 
@@ -140,10 +143,50 @@ Socket connect_to(const std::string& number, std::uint16_t port, Clock::time_poi
   return socket;
 }
 
+/// The sockets of this process. In a child that it forks, such as one that loads data, their descriptors lead nowhere.
+class OpenSockets {
+ public:
+  static OpenSockets& all() {
+    static OpenSockets& instance = *new OpenSockets;  // never destroyed: processes fork until their end
+    return instance;
+  }
+  void add(int descriptor) {
+    const std::lock_guard lock(mutex_);
+    descriptors_.insert(descriptor);
+  }
+  void close(int descriptor) {
+    const std::lock_guard lock(mutex_);
+    descriptors_.erase(descriptor);
+    ::close(descriptor);
+  }
+
+ private:
+  OpenSockets() {
+    ::pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); }, [] { all().begin_child(); });
+  }
+
+  /// Keeps the numbers taken: objects that the child has inherited still close them.
+  void begin_child() {
+    const int nowhere = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (const int descriptor : descriptors_) {
+      if (nowhere < 0 || ::dup3(nowhere, descriptor, O_CLOEXEC) < 0) ::close(descriptor);
+    }
+    if (nowhere >= 0) ::close(nowhere);
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::set<int> descriptors_;
+};
+
 }  // namespace
 
+Socket::Socket(int descriptor) : descriptor_(descriptor) {
+  if (is_open()) OpenSockets::all().add(descriptor);
+}
+
 void Socket::close() {
-  if (is_open()) ::close(std::exchange(descriptor_, -1));
+  if (is_open()) OpenSockets::all().close(std::exchange(descriptor_, -1));
 }
 
 std::size_t Socket::write_some(std::span<iovec> parts) const { return send_parts(descriptor_, parts, MSG_DONTWAIT); }
@@ -232,16 +275,19 @@ Socket Listener::accept(Clock::time_point until) const {
   return {};
 }
 
-Socket connect_to(const Address& address, Clock::time_point until) {
+Socket connect_to(const Address& address, const std::function<bool(const Socket&)>& is_right, Clock::time_point until) {
   std::vector<std::string> numbers = address.numbers;
-  if (address.host == host_identity()) numbers = {"127.0.0.1", "::1"};
+  if (address.host == host_identity()) numbers.insert(numbers.begin(), {"127.0.0.1", "::1"});
   while (Clock::now() < until) {
+    bool has_met_others = false;
     for (const std::string& number : numbers) {
       constexpr auto kOneTry = std::chrono::seconds(3);  // an address that leads nowhere does not answer at all
       Socket socket = connect_to(number, address.port, std::min<Clock::time_point>(until, Clock::now() + kOneTry));
-      if (socket.is_open()) return socket;
+      if (!socket.is_open()) continue;
+      if (is_right(socket)) return socket;
+      has_met_others = true;
     }
-    if (numbers.empty()) return {};
+    if (numbers.empty() || has_met_others) return {};
     ::usleep(50'000);
   }
   return {};

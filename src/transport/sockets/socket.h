@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,11 +15,12 @@ namespace stagecraft::sockets {
 
 using Clock = std::chrono::steady_clock;
 
-/// A file descriptor that closes itself.
+/// A file descriptor that closes itself. A child that this process forks does not have it: otherwise the other end
+/// would not notice that this process has died before its child.
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  explicit Socket(int descriptor);
   ~Socket() { close(); }
   Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   Socket& operator=(Socket&& other) noexcept {
@@ -81,7 +83,9 @@ class Listener {
   Socket socket_;
 };
 
-/// A closed socket when there is no connection by `until`.
-Socket connect_to(const Address& address, Clock::time_point until);
+/// Tries its numbers until `is_right` says that the other end is meant: on another network, or another host that is
+/// called the same, a number may belong to somebody else. A closed socket when there is no such connection by `until`,
+/// or when others alone have answered.
+Socket connect_to(const Address& address, const std::function<bool(const Socket&)>& is_right, Clock::time_point until);
 
 }  // namespace stagecraft::sockets

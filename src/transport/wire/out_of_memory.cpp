@@ -1,17 +1,11 @@
 #include "out_of_memory.h"
 
-#include <c10/util/Exception.h>
-
 #include <sstream>
+
+#include "words_of.h"
 
 namespace stagecraft::wire {
 namespace {
-
-std::string words_of(const std::exception& reason) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&reason);
-  const std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : reason.what();
-  return text.substr(0, text.find('\n'));
-}
 
 std::string out_of_memory_text(RankId own, RankId from, const Envelope& envelope, const TensorForm* form,
                                const std::exception& reason) {

@@ -13,6 +13,7 @@
 namespace stagecraft {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using Values = std::map<std::string, std::string>;
 
@@ -33,7 +34,8 @@ Values with(Values values, const Values& more) {
 
 TEST(Launched, ByNobody) {
   EXPECT_FALSE(launched({}));
-  EXPECT_FALSE(launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}));  // nobody says where rank 0 is
+  EXPECT_FALSE(launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+  EXPECT_FALSE(launched({{"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}}));  // for another program
   // A script of sbatch is no task.
   EXPECT_FALSE(launched({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_JOB_NODELIST", "n[1-2]"}}));
 }
@@ -76,10 +78,40 @@ TEST(Launched, WithoutALocalRankCannotChooseAmongDevices) {
   EXPECT_NO_THROW(check_can_choose(*launched(values), 8));
 }
 
-TEST(Launched, AgainByTorchrunIsAnotherJob) {
-  const auto first = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}));
-  const auto second = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}));
-  EXPECT_NE(first->job, second->job);
+/// Each host counts the restarts of its own ranks alone, and all ranks must meet under one name.
+TEST(Launched, AgainByTorchrunIsTheSameJobOnAllHosts) {
+  const auto on_one = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "0"}}));
+  const auto on_other = launched(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}));
+  EXPECT_EQ(on_one->job, on_other->job);
+}
+
+TEST(Launched, BySomeOfTheVariablesIsRefused) {
+  EXPECT_THAT(message_of([] {
+                launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+              }),
+              AllOf(HasSubstr("(RANK=0, WORLD_SIZE=2)"), HasSubstr("MASTER_ADDR, MASTER_PORT is not set")));
+  for (const char* missing : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    Values values = kTorchrun;
+    values.erase(missing);
+    EXPECT_THAT(message_of([&] { launched(values); }), HasSubstr(std::string(missing) + " is not set")) << missing;
+  }
+  // Scripts set some of them for other programs.
+  Values values = {{"WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
+  EXPECT_EQ(launched(with(values, {{"MASTER_ADDR", "a"}}))->by, "mpirun");
+}
+
+TEST(Launched, AloneInEachOfSeveralTasksIsRefused) {
+  const Values alone = with(kTorchrun, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}});
+  EXPECT_EQ(launched(alone)->ranks, 1);
+  EXPECT_EQ(launched(with(alone, {{"SLURM_STEP_NUM_TASKS", "1"}}))->ranks, 1);
+  for (const char* tasks : {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    EXPECT_THAT(message_of([&] {
+                  launched(with(alone, {{tasks, "4"}}));
+                }),
+                HasSubstr("it is one of 4 (" + std::string(tasks) + ")"));
+    // One torchrun in each, for a run of its own.
+    EXPECT_EQ(launched(with(alone, {{tasks, "4"}, {"TORCHELASTIC_RUN_ID", "x"}}))->ranks, 1);
+  }
 }
 
 TEST(Launched, BySlurm) {

@@ -24,7 +24,7 @@ const Tag kNext{MessageKind::kForward, StageId(0), StageId(1), MicrobatchId(3)};
 /// Rank 0 of three. There is nothing behind the others but sockets.
 class RankZero : public testing::Test {
  protected:
-  RankZero() {
+  explicit RankZero(c10::DeviceType device = c10::kCPU) : watch(std::make_shared<Watch>(device, kPatience)) {
     std::vector<sockets::Socket> own(3);
     for (std::size_t r = 1; r < 3; ++r) std::tie(own[r], others[r].emplace().socket) = connected_sockets();
     auto below = std::make_unique<sockets::SocketChannel>(RankId(0), std::move(own), std::nullopt, watch, nullptr);
@@ -56,7 +56,7 @@ class RankZero : public testing::Test {
     others[1]->announce(kActivation, {4});
   }
 
-  std::shared_ptr<Watch> watch = std::make_shared<Watch>(c10::kCPU, kPatience);
+  std::shared_ptr<Watch> watch;
   std::atomic<int> losses = 0;
   std::promise<std::string> said;
   std::array<std::optional<FarRank>, 3> others;
@@ -142,8 +142,36 @@ TEST_F(RankZero, LosesARankThatDiesWhileItIsToSayWhyNcclHasFailed) {
               HasSubstr("the process of rank 1 has ended in the middle of the run"));
 }
 
+/// A device of its own, whose tensors go by NCCL.
+class SendingRankZero : public RankZero {
+ protected:
+  SendingRankZero() : RankZero(c10::kMeta) {}
+};
+
+/// What rank 1 receives next would be taken for the message that it was told of.
+TEST_F(SendingRankZero, EndsTheRunWhenWhatItHasAnnouncedDoesNotGo) {
+  const auto send = [&](const Tag& tag) { transport->send(RankId(1), tag, {{at::ones({4}, at::kMeta)}, ""}); };
+  send(kActivation);
+  has_failed = true;
+  EXPECT_THAT(message_of([&] { send(kNext); }), HasSubstr(kDeviceError));
+  std::future<std::string> text = said.get_future();
+  ASSERT_EQ(text.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(text.get(), std::string("rank 0 cannot send to rank 1 any more (") + kDeviceError + ")");
+  has_failed = false;
+  EXPECT_THAT(message_of([&] { send(kNext); }), HasSubstr("what rank 0 has sent by NCCL has not gone"));
+}
+
+/// Rank 1 may still be connecting, for a message that came before the goodbye.
+TEST_F(RankZero, ClosesItsEndOnceTheOtherRankHasReleasedIt) {
+  channel->say_goodbye();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(others[1]->socket.is_hung_up());
+  others[1]->release();
+  EXPECT_TRUE(eventually([&] { return others[1]->socket.is_hung_up(); }));
+}
+
 TEST(Communicator, IsIdleOnADeviceThatHasFailed) {
-  Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0);
+  Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0, Use::kMessages);
   ASSERT_TRUE(ranks.wait_until_connected(Clock::now() + kPatience));
   ended = recorded.load();
   ASSERT_TRUE(ranks.issue("the sum", [](const Library&, Comm, Stream) {}));
@@ -161,7 +189,7 @@ TEST(Watch, ReportsThatTheDeviceHasFailed) {
   std::promise<std::string> said;
   Watch watch(c10::kCPU, kPatience);
   watch.start({}, [&](const std::string& text, const std::function<void()>& /*abort_all*/) { said.set_value(text); });
-  const auto ranks = watch.connect(new_id(), {RankId(0), RankId(1)}, 0);
+  const auto ranks = watch.connect(new_id(), {RankId(0), RankId(1)}, 0, Use::kMessages);
   ASSERT_TRUE(ranks->wait_until_connected(Clock::now() + kPatience));
   ended = recorded.load();
   ASSERT_TRUE(ranks->issue("the sum", [](const Library&, Comm, Stream) {}));
@@ -177,7 +205,7 @@ TEST(Watch, ReportsThatTheDeviceHasFailed) {
 TEST(Communicator, IsAbortedWhileItWarmsUp) {
   is_stuck = true;
   const std::string id = new_id();
-  Communicator ranks(c10::Device(c10::kCPU), id, {RankId(0), RankId(1)}, 0);
+  Communicator ranks(c10::Device(c10::kCPU), id, {RankId(0), RankId(1)}, 0, Use::kMessages);
   EXPECT_TRUE(eventually([] { return waiting == 1; }));
   EXPECT_FALSE(ranks.wait_until_connected(Clock::now()));
   ranks.abort();
@@ -194,7 +222,7 @@ TEST(Communicator, IsAbortedWhileItWarmsUp) {
 TEST(Communicator, IsAbortedOnceItIsConnected) {
   slow_rank = 0;
   const std::string id = new_id();
-  Communicator ranks(c10::Device(c10::kCPU), id, {RankId(0), RankId(1)}, 0);
+  Communicator ranks(c10::Device(c10::kCPU), id, {RankId(0), RankId(1)}, 0, Use::kMessages);
   ranks.abort();
   EXPECT_TRUE(eventually([&] { return times_aborted(id, 0) == 1; }));
   slow_rank = -1;

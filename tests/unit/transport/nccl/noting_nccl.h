@@ -75,6 +75,8 @@ struct FarRank {
   /// The envelope of a message with one tensor of a device, which NCCL would bring; empty sizes: without any.
   void announce(const Tag& tag, const std::vector<std::int64_t>& sizes) const;
   void tell(const Notice& notice) const;
+  /// Says that it needs nothing of the other end any more.
+  void release() const;
 
  private:
   void send(std::uint32_t kind, std::string text) const;
@@ -102,7 +104,8 @@ struct Rank {
   std::unique_ptr<Group> group;
 };
 
-/// Runs the program on so many ranks, which are threads. Returns what they issued, by communicator and then by rank.
+/// Runs the program on so many ranks, which are threads. Returns what they issued to groups, by communicator and then
+/// by rank, after the sum that each communicator begins with.
 std::vector<std::vector<Log>> run(int ranks, const std::function<void(Rank&)>& program);
 
 }  // namespace stagecraft::noting_nccl

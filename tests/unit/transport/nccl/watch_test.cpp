@@ -18,7 +18,7 @@ using namespace noting_nccl;
 
 TEST(Communicator, IsOverdueFromWhenTheDeviceHasComeToAnOperation) {
   using std::chrono::milliseconds;
-  Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0);
+  Communicator ranks(c10::Device(c10::kCPU), new_id(), {RankId(0), RankId(1)}, 0, Use::kMessages);
   ASSERT_TRUE(ranks.wait_until_connected(Clock::now() + kPatience));
   ended = recorded.load();
   ASSERT_TRUE(ranks.issue("the sum", [](const Library&, Comm, Stream) {}));
@@ -50,7 +50,7 @@ struct Farewell {
                         [has_failed] { return has_failed; },
                         {}});
     channels[1]->start({});
-    const auto communicator = watches[0]->connect(new_id(), {RankId(0), RankId(1)}, 0);
+    const auto communicator = watches[0]->connect(new_id(), {RankId(0), RankId(1)}, 0, Use::kMessages);
     EXPECT_TRUE(communicator->wait_until_connected(Clock::now() + kPatience));
     ended = recorded.load();
     EXPECT_TRUE(communicator->issue("the sum", [](const Library&, Comm, Stream) {}));
