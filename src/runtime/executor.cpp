@@ -11,6 +11,7 @@
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"
 #include "stagecraft/transport/streams.h"
+#include "use_watch.h"
 
 namespace stagecraft {
 namespace {

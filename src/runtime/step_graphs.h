@@ -14,6 +14,7 @@
 #include "graph_device.h"
 #include "graph_random.h"
 #include "loss_policy.h"
+#include "made_memory.h"
 #include "parameter_store.h"
 #include "stagecraft/runtime/graph.h"
 #include "stagecraft/transport/message.h"
