@@ -7,6 +7,7 @@
 #include <exception>
 #include <sstream>
 
+#include "capture_memory.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"

@@ -10,9 +10,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
-#include <sstream>
 
 #include "executor.h"
 #include "stagecraft/core/error.h"
@@ -59,26 +57,6 @@ at::Tensor lazy_view_of(const at::Tensor& tensor) {
 
 at::Tensor computed_copy(const at::Tensor& tensor) {
   return tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor.clone();
-}
-
-/// Empty if what every rank sends is what another expects. `forms` by rank: see CapturedPieces.
-std::string first_difference(const std::vector<std::string>& forms) {
-  std::map<std::string, std::string> sent;
-  const auto for_each = [&](char kind, const auto& use) {
-    for (const std::string& of_rank : forms) {
-      std::istringstream lines(of_rank);
-      for (std::string line; std::getline(lines, line);) {
-        const std::size_t colon = line.rfind(':');
-        if (line.front() == kind) use(line.substr(2, colon - 2), line.substr(colon + 1));
-      }
-    }
-  };
-  for_each('s', [&](const std::string& tag, const std::string& form) { sent[tag] = form; });
-  std::string different;
-  for_each('r', [&](const std::string& tag, const std::string& form) {
-    if (sent[tag] != form && different.empty()) different = tag;
-  });
-  return different;
 }
 
 }  // namespace

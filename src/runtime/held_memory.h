@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 /// Memory that was there before a step was captured, and that its graphs read.
@@ -16,6 +17,14 @@ using WeakMemory = c10::weak_intrusive_ptr<c10::StorageImpl>;
 /// Null if the tensor is undefined, or not one piece of memory, such as a sparse one.
 inline const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+/// Some memory, by address.
+using Memories = std::unordered_set<const c10::StorageImpl*>;
+
+/// Nothing, if the tensor is undefined or not one piece of memory.
+inline void add_memory_of(const at::Tensor& tensor, Memories& all) {
+  if (const c10::StorageImpl* memory = memory_of(tensor)) all.insert(memory);
 }
 
 /// How many hold a tensor, or its memory. If Python has seen it, an object there holds it for as long as it lives; that
