@@ -68,8 +68,7 @@ const char* CapturedStep::why_outdated() const {
   if (is_abandoned) return "its first replay has failed";
   if (reads_replaced) {
     return "it reads a tensor that is replaced by another between steps: keep one tensor on the device and change it "
-           "in "
-           "place, or give it as an input";
+           "in place, or give it as an input";
   }
   if (std::any_of(moved_out.begin(), moved_out.end(), [](const MovedOut& one) { return !one.has_owner(); })) {
     return "a module leaves a tensor for others to read, which evaluations, steps of other shapes or the caller "

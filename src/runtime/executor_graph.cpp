@@ -1,4 +1,4 @@
-// Whether a step runs as graphs: ranks decide it together.
+// Whether a step runs as graphs: ranks decide it together. What is captured: executor_pieces.cpp.
 
 #include <ATen/autocast_mode.h>
 

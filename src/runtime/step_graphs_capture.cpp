@@ -15,7 +15,7 @@
 namespace stagecraft {
 namespace {
 
-/// What `work` says, or the first line of the error that it throws: the table around the action follows there. An
+/// What `work` says, or the first line of the error that it throws, which the table around the action follows. An
 /// interruption goes to `interruption` too.
 std::string why_not(std::exception_ptr& interruption, const std::function<std::string()>& work) {
   std::string why;
