@@ -28,7 +28,7 @@ target_include_directories(crossings_test PRIVATE ${PROJECT_SOURCE_DIR})  # whet
 stagecraft_torch_test(runtime_test 1 unit/runtime/pipeline_test.cpp unit/runtime/handlers_test.cpp unit/runtime/pipeline_errors_test.cpp
                       unit/runtime/loss_weight_test.cpp unit/runtime/memory_test.cpp unit/runtime/precision_test.cpp unit/runtime/step_options_test.cpp unit/runtime/recompute_test.cpp unit/runtime/replicas_test.cpp unit/runtime/sharding_test.cpp unit/automatic/auto_test.cpp
                       unit/runtime/fidelity_test.cpp unit/runtime/launch_test.cpp unit/runtime/graph_test.cpp unit/runtime/slow_rank_test.cpp unit/runtime/split_test.cpp unit/stage/microbatches_test.cpp
-                      unit/model/operators_test.cpp unit/runtime/launched_test.cpp unit/runtime/overlap_test.cpp unit/runtime/capture_memory_test.cpp unit/runtime/lanes_test.cpp unit/runtime/shared_gradients_test.cpp unit/runtime/handed_on_test.cpp)
+                      unit/model/operators_test.cpp unit/runtime/launched_test.cpp unit/runtime/overlap_test.cpp unit/runtime/capture_memory_test.cpp unit/runtime/made_memory_test.cpp unit/runtime/use_watch_test.cpp unit/runtime/lanes_test.cpp unit/runtime/shared_gradients_test.cpp unit/runtime/handed_on_test.cpp)
 target_include_directories(runtime_test PRIVATE ${PROJECT_SOURCE_DIR}/src/runtime ${PROJECT_SOURCE_DIR}/src/automatic)  # failures that no user can cause
 set_property(TEST runtime_test.1 APPEND PROPERTY ENVIRONMENT GTEST_FILTER=-SlowRank.*)
 stagecraft_torch_test(checkpoint_test 1 unit/checkpoint/resume_test.cpp unit/checkpoint/checkpoint_errors_test.cpp

@@ -7,10 +7,12 @@
 #include <exception>
 #include <sstream>
 
+#include "capture_memory.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/schedule/action.h"
 #include "stagecraft/schedule/table.h"
 #include "stagecraft/transport/streams.h"
+#include "use_watch.h"
 
 namespace stagecraft {
 namespace {

@@ -118,8 +118,8 @@ class Executor {
     bool is_first;
     bool is_last;
     std::vector<Segment> segments;
-    bool keeps_inputs = false;  // until the backward, for segments that are computed again
-    Packer packer;              // of what crosses to the next stage
+    bool keeps_inputs = false;                              // until the backward, for segments that are computed again
+    Packer packer;                                          // of what crosses to the next stage
     std::vector<std::optional<Accumulators>> accumulators;  // of its parameters' gradients, by lane
   };
 

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <span>
 
-#include "capture_memory.h"
 #include "executor.h"
+#include "held_memory.h"
 #include "stagecraft/core/error.h"
 
 namespace stagecraft {

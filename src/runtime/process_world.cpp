@@ -12,6 +12,7 @@
 
 #include "launched.h"
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/runtime/rank_scope.h"
 #include "stagecraft/transport/c10d.h"
 #include "worlds.h"
@@ -36,7 +37,7 @@ c10::intrusive_ptr<::c10d::Store> new_store(const Launched& launched, Timeout ti
     throw TransportError("rank " + std::to_string(launched.rank) + " cannot " +
                              (options.isServer ? "open port " + std::to_string(launched.port) + " for the other ranks"
                                                : "reach " + launched.host + ":" + std::to_string(launched.port)) +
-                             " (" + text.substr(0, text.find('\n')) +
+                             " (" + first_line(text) +
                              "): MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port of it",
                          RankId(0));
   }

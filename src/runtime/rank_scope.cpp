@@ -16,6 +16,7 @@
 #include <string>
 
 #include "stagecraft/core/error.h"
+#include "stagecraft/core/text.h"
 #include "stagecraft/transport/streams.h"
 #include "warnings.h"
 
@@ -101,7 +102,7 @@ RankScope::RankScope(c10::Device device, int threads) try
 } catch (const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   if (text.find("out of memory") == std::string::npos) throw;
-  throw Error("a rank cannot begin on " + device.str() + " (" + text.substr(0, text.find('\n')) +
+  throw Error("a rank cannot begin on " + device.str() + " (" + first_line(text) +
               "): other programs hold its memory, or too many processes share it: start fewer, or set "
               "CUDA_DEVICE_MAX_CONNECTIONS=8, because the GPU has so many queues for each of them");
 }

@@ -146,73 +146,13 @@ void StepGraphs::begin_step(bool training) {
   note_replaced(/*by_modules=*/false);
 }
 
-/// After calls of the modules, or before the next ones: then the caller has done it.
-void StepGraphs::note_replaced(bool by_modules) {
-  for (Kind& kind : kinds_) {
-    if (!kind.captured) continue;
-    Captured& captured = *kind.captured;
-    // A module may make the same again, such as a mask for another shape, unless steps change it.
-    const auto note = [&](bool may_be_same) {
-      bool& mark = by_modules && may_be_same ? captured.is_doubted : captured.reads_replaced;
-      mark = true;
-    };
-    for (const KeptSince& one : captured.kept) {
-      if (one.has_replaced && one.has_replaced()) note(/*may_be_same=*/true);
-      if (one.has_added && one.has_added()) captured.is_doubted = true;
-    }
-    for (GivenMemory& one : captured.given) {
-      if (one.is_replaced || !one.was_let_go()) continue;
-      one.is_replaced = by_modules && !one.is_changed;
-      note(!one.is_changed);
-    }
-  }
-}
-
-std::unique_ptr<CaptureMemory> StepGraphs::watch_eager(const StepInputs& inputs) {
-  if (!is_checking_ || !current_->captured) return nullptr;
-  known_.clear();
-  const auto add = [&](const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage()) known_.insert(tensor.storage().unsafeGetStorageImpl());
-  };
-  inputs.for_each_tensor(add);
-  for (const Stage& stage : stages_) {
-    for (const auto* tensors : {&stage.parameters(), &stage.buffers()}) {
-      for (const auto& [name, tensor] : *tensors) add(tensor);
-    }
-  }
-  for (const MovedOut& one : current_->captured->moved_out) known_.insert(one.owner._unsafe_get_target());
-  return std::make_unique<CaptureMemory>(
-      device_.type(), [] { return true; },
-      [this](const c10::StorageImpl* memory) { return known_.contains(memory) || is_gradient(memory); });
-}
-
-void StepGraphs::note_received(const Message& message) {
-  if (!is_checking_) return;
-  for (const at::Tensor& tensor : message.tensors) {
-    if (tensor.defined() && tensor.has_storage()) known_.insert(tensor.storage().unsafeGetStorageImpl());
-  }
-}
-
-/// Whether the step that was watched has read memory that was there before, and that its graph does not read.
-bool StepGraphs::reads_others(CaptureMemory& watch) const {
-  const std::vector<GivenMemory>& given = current_->captured->given;
-  const std::vector<GivenMemory> now = watch.take_given();
-  return std::any_of(now.begin(), now.end(), [&](const GivenMemory& one) {
-    const auto* memory = one.storage->unsafeGetStorageImpl();
-    const auto is_it = [&](const GivenMemory& known) { return known.storage->unsafeGetStorageImpl() == memory; };
-    if (std::any_of(given.begin(), given.end(), is_it)) return false;
-    const bool is_inner = one.is_inner || !current_->captured->kept.empty();  // see share_memory
-    return !is_inner || holders_of(*one.storage) > 1;
-  });
-}
-
 bool StepGraphs::is_settled(const StepSignature& signature) {
   const std::vector<std::uint64_t>& own = signature.key();
   bool is_known = false;
   for (const Kind& kind : kinds_) {
     if (kind.key.size() != own.size() + 1 || !std::equal(own.begin(), own.end(), kind.key.begin())) continue;
     is_known = true;
-    const auto is_ready = [&](const Captured& captured) {
+    const auto is_ready = [&](const CapturedStep& captured) {
       return !captured.why_outdated() && !captured.is_doubted && !overwrites(captured);
     };
     if (kind.reason.empty() && (!kind.captured || !is_ready(*kind.captured))) return false;
@@ -320,6 +260,14 @@ void StepGraphs::forgive() {
   has_given_up_ = false;
 }
 
+void StepGraphs::end_eager(CaptureMemory* watch) {
+  if (is_learning_) current_->is_learned = true;
+  is_learning_ = false;
+  if (watch != nullptr && current_->captured) current_->captured->end_doubt(*watch);
+  is_checking_ = false;
+  note_replaced(/*by_modules=*/true);
+}
+
 // --- what messages look like ---
 
 void StepGraphs::learn(const Tag& tag, const Message& message) {
@@ -339,42 +287,11 @@ void StepGraphs::learn(const Tag& tag, const Message& message) {
   }
 }
 
-void StepGraphs::end_eager(CaptureMemory* watch) {
-  if (is_learning_) current_->is_learned = true;
-  is_learning_ = false;
-  if (watch != nullptr && current_->captured) {
-    Captured& captured = *current_->captured;
-    captured.is_doubted = false;
-    const std::vector<WeakMemory> made = watch->made(/*also_on_host=*/true);
-    captured.reads_replaced = captured.reads_replaced || reads_others(*watch) || !captured.has_made_again(made);
-  }
-  is_checking_ = false;
-  note_replaced(/*by_modules=*/true);
-}
-
 const CapturedMessage& StepGraphs::learned(const Tag& tag) const {
   for (const CapturedMessage& known : current_->arriving) {
     if (known.tag == tag) return known;
   }
   throw InternalError("the first step of its kind has not received " + to_text(tag));
-}
-
-std::string CapturedPieces::forms() const {
-  std::string all;
-  for (const CapturedMessage& message : messages) {
-    all += (message.is_sent ? "s " : "r ") + to_text(message.tag) + ":";
-    std::string looks = message.header + "|" + (message.form ? *message.form : std::string());
-    for (std::size_t t = 0; t < message.tensors.size(); ++t) {
-      const at::Tensor& tensor = message.tensors[t];
-      looks += '|';
-      if (!tensor.defined()) continue;
-      looks += c10::toString(tensor.scalar_type());
-      for (const std::int64_t size : tensor.sizes()) looks += ' ' + std::to_string(size);
-      looks += message.needs_gradients[t] ? "g" : "";
-    }
-    all += std::to_string(std::hash<std::string>()(looks)) + "\n";
-  }
-  return all;
 }
 
 void StepGraphs::say(const std::string& why) {

@@ -5,14 +5,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "capture_memory.h"
-#include "device_times.h"
+#include "captured_step.h"
 #include "graph_device.h"
-#include "graph_random.h"
+#include "held_memory.h"
 #include "loss_policy.h"
 #include "parameter_store.h"
 #include "stagecraft/runtime/graph.h"
@@ -21,27 +19,8 @@
 
 namespace stagecraft {
 
+class CaptureMemory;
 struct Program;
-
-/// A message as a captured step knows it: views of memory that graphs read or write.
-struct CapturedMessage {
-  Tag tag;
-  bool is_sent = false;
-  std::vector<at::Tensor> tensors;    ///< Undefined where the message holds nothing. They keep no memory alive.
-  std::vector<bool> needs_gradients;  ///< By tensor.
-  std::string header;
-  std::shared_ptr<const std::string> form;
-};
-
-/// A captured step: the computations between two messages are one graph. All in the order of the program.
-struct CapturedPieces {
-  std::vector<std::vector<DeviceTimes::Mark>> marks;  ///< By graph, if the timeline is recorded.
-  std::vector<std::unique_ptr<DeviceGraph>> graphs;   // after the events that are in them
-  std::vector<CapturedMessage> messages;
-
-  /// What is in the messages, apart from numbers in their tensors: what a rank sends must be what another receives.
-  [[nodiscard]] std::string forms() const;
-};
 
 /// The captured training steps of one rank, one list of graphs for each signature that steps have had: see
 /// docs/design/graphs.md.
@@ -136,57 +115,6 @@ class StepGraphs {
   [[nodiscard]] bool is_gradient(const c10::StorageImpl* memory);
 
  private:
-  /// A gradient that a graph writes. Graphs that continue each other's gradients share it.
-  struct Gradient {
-    explicit Gradient(at::Tensor made) : tensor(std::move(made)), as_made(tensor.detach()) {}
-
-    at::Tensor tensor;
-    at::Tensor as_made;            // the memory that graphs write, whatever the caller makes of the tensor
-    std::size_t storage_uses = 0;  // how many tensors share that memory, as captured
-
-    /// Whether only graphs have it.
-    [[nodiscard]] bool is_ours() const;
-    /// Where the caller has given the tensor other memory (`p.grad.data = ...`), it is the caller's from now on.
-    void regain();
-  };
-  using GradientPtr = std::shared_ptr<Gradient>;
-  using Memories = std::unordered_set<const c10::StorageImpl*>;
-
-  struct Captured {
-    std::uint64_t number = 0;  // captures are counted
-    CapturedPieces pieces;
-    std::vector<at::Tensor> inputs;
-    at::Tensor seeds;
-    std::unique_ptr<StreamSeeds> random;
-    // By parameter; null where there is none.
-    std::vector<GradientPtr> before;
-    std::vector<GradientPtr> after;
-    std::vector<at::Tensor> losses;
-    std::vector<Value> outputs;
-    std::vector<std::size_t> changed_inputs;  // in place, by a stage
-    std::vector<GivenMemory> given;           // memory of others that graphs read
-    std::vector<GivenTensor> tensors;         // of them
-    std::vector<HostNumber> numbers;
-    bool is_settled = false;    // it has been replayed
-    bool is_abandoned = false;  // the first replay has failed
-    std::vector<KeptSince> kept;
-    // Until it is settled: what modules kept before, and memory of graphs that others have, which nobody has computed.
-    std::vector<Remembered> before_capture;
-    std::vector<WeakMemory> made;
-    UsedMemory used;
-    std::vector<MovedOut> moved_out;  // the same memory, from then on
-    bool reads_replaced = false;      // what it reads was replaced by something else
-    bool is_doubted = false;          // whether a step would still read it: an eager step shows
-
-    /// Why an eager step would do something else than what was captured; null if it would not.
-    [[nodiscard]] const char* why_outdated() const;
-    /// Whether somebody has replaced what was read, by something else or by nothing.
-    [[nodiscard]] bool lacks_what_it_read() const;
-    /// After an eager step that has made this memory: whether that step has made the same again of what modules had
-    /// replaced.
-    [[nodiscard]] bool has_made_again(const std::vector<WeakMemory>& made);
-  };
-
   /// Steps of one signature.
   struct Kind {
     std::vector<std::uint64_t> key;  // the last number is about other ranks
@@ -194,7 +122,7 @@ class StepGraphs {
     std::vector<CapturedMessage> arriving;  // as learned
     std::string obstacle;                   // in a message that was learned
     bool carries = false;                   // a module carries a tensor from step to step, and replaces it
-    std::optional<Captured> captured;
+    std::optional<CapturedStep> captured;
     int failures = 0;  // to capture it
     int retaken = 0;   // how often it was dropped to be captured anew
     int replayed = 0;
@@ -208,32 +136,35 @@ class StepGraphs {
   void regain_gradients();
   void forget_oldest();
   void note_replaced(bool by_modules);
-  [[nodiscard]] bool reads_others(CaptureMemory& watch) const;
   void leave_uncomputed(std::vector<Remembered> before_capture, const UsedMemory& used,
                         const std::vector<WeakMemory>& made);
-  void leave_uncomputed(Captured& captured);
-  void settle(Captured& captured);
-  static bool put_again(const Captured& captured);
-  [[nodiscard]] std::unordered_set<const c10::StorageImpl*> kept_by_others(const Captured& made);
-  std::string share_memory(Kind& kind, Captured& made, CaptureMemory& memory, const Memories& remembered,
+  void leave_uncomputed(CapturedStep& captured);
+  void settle(CapturedStep& captured);
+  [[nodiscard]] Memories kept_by_others(const CapturedStep& made);
+  std::string share_memory(Kind& kind, CapturedStep& made, CaptureMemory& memory, const Memories& remembered,
                            bool keeps_inputs);
-  [[nodiscard]] UsedMemory used_memory(const Captured& captured) const;
+  [[nodiscard]] UsedMemory used_memory(const CapturedStep& captured) const;
   /// What a capture needs, before it begins.
-  [[nodiscard]] Captured with_memory(const StepSignature& signature);
+  [[nodiscard]] CapturedStep with_memory(const StepSignature& signature);
   /// Returns why it cannot; empty if it can.
   std::string capture(Kind& kind, const StepSignature& signature, const Execution& execution);
-  void bring_in(Captured& captured, const StepSignature& signature);
-  void bring_out(Captured& captured, const Execution& execution);
+  void bring_in(CapturedStep& captured, const StepSignature& signature);
+  void bring_out(CapturedStep& captured, const Execution& execution);
   [[nodiscard]] at::Tensor& gradient_of(std::size_t parameter);
   [[nodiscard]] GradientPtr known(const at::Tensor& gradient) const;
   /// Whether a replay would write to a gradient that somebody has kept.
-  [[nodiscard]] bool overwrites(const Captured& captured);
-  [[nodiscard]] bool overwrites_after_all(const Captured& captured);
+  [[nodiscard]] bool overwrites(const CapturedStep& captured);
+  [[nodiscard]] bool overwrites_after_all(const CapturedStep& captured);
   void drop(Kind& kind);
   void retake(Kind& kind, const char* why);
+  /// Before a capture: makes the tensors that the graph adds to the parameters' gradients. Returns those they had.
+  std::vector<at::Tensor> put_in_gradients(const CapturedStep& made);
+  /// After a capture: takes the gradients that the graph writes, and gives parameters back the `originals`. Returns why
+  /// the step cannot be replayed; empty if it can.
+  std::string take_gradients(CapturedStep& made, const std::vector<at::Tensor>& originals);
   /// Where gradients are that are other tensors than the ones that the graph changes; undefined for the others.
-  std::vector<at::Tensor> bring_in_gradients(const Captured& captured);
-  void bring_out_gradients(const Captured& captured, const std::vector<at::Tensor>& elsewhere);
+  std::vector<at::Tensor> bring_in_gradients(const CapturedStep& captured);
+  void bring_out_gradients(const CapturedStep& captured, const std::vector<at::Tensor>& elsewhere);
   void say(const std::string& why);
 
   c10::Device device_;

@@ -16,24 +16,9 @@ constexpr int kPatience = 20;  // milliseconds
 
 }  // namespace
 
-bool StepGraphs::Gradient::is_ours() const {
-  return holders_of(tensor) == 1 && holders_of(tensor.storage()) == storage_uses;
-}
-
-void StepGraphs::Gradient::regain() {
-  const bool is_as_made = tensor.has_storage() && tensor.is_alias_of(as_made) && tensor.sizes() == as_made.sizes() &&
-                          tensor.strides() == as_made.strides() && tensor.storage_offset() == as_made.storage_offset();
-  if (!is_as_made) tensor = as_made.detach();
-}
-
 void StepGraphs::regain_gradients() {
   for (Kind& kind : kinds_) {
-    if (!kind.captured) continue;
-    for (auto* gradients : {&kind.captured->before, &kind.captured->after}) {
-      for (const GradientPtr& one : *gradients) {
-        if (one) one->regain();
-      }
-    }
+    if (kind.captured) kind.captured->regain_gradients();
   }
   for (const auto& [gradient, number] : kept_) gradient->regain();
 }
@@ -41,12 +26,12 @@ void StepGraphs::regain_gradients() {
 bool StepGraphs::is_gradient(const c10::StorageImpl* memory) {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     const at::Tensor& gradient = gradient_of(i);
-    if (gradient.has_storage() && gradient.storage().unsafeGetStorageImpl() == memory) return true;
+    if (gradient.has_storage() && memory_of(gradient) == memory) return true;
   }
   return false;
 }
 
-StepGraphs::GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
+GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
   for (const Kind& kind : kinds_) {
     if (!kind.captured) continue;
     for (const GradientPtr& other : kind.captured->after) {
@@ -56,8 +41,8 @@ StepGraphs::GradientPtr StepGraphs::known(const at::Tensor& gradient) const {
   return nullptr;
 }
 
-bool StepGraphs::overwrites(const Captured& captured) {
-  const auto are_kept = [&](const Captured& of) {
+bool StepGraphs::overwrites(const CapturedStep& captured) {
+  const auto are_kept = [&](const CapturedStep& of) {
     for (std::size_t i = 0; i < of.after.size(); ++i) {
       if (!of.after[i] || of.before[i] || of.after[i]->is_ours()) continue;
       const bool is_in_use = of.number != captured.number && of.after[i]->tensor.is_same(gradient_of(i));
@@ -79,7 +64,7 @@ bool StepGraphs::overwrites(const Captured& captured) {
                      [&](const auto& one) { return one.second > captured.number && !one.first->is_ours(); });
 }
 
-bool StepGraphs::overwrites_after_all(const Captured& captured) {
+bool StepGraphs::overwrites_after_all(const CapturedStep& captured) {
   // Another replica, a thread of this process, has told that it has read a gradient, and may be about to let it go.
   for (int i = 0; i < kPatience && parameters_.has_replicas() && overwrites(captured); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -87,7 +72,35 @@ bool StepGraphs::overwrites_after_all(const Captured& captured) {
   return overwrites(captured);
 }
 
-std::vector<at::Tensor> StepGraphs::bring_in_gradients(const Captured& captured) {
+std::vector<at::Tensor> StepGraphs::put_in_gradients(const CapturedStep& made) {
+  std::vector<at::Tensor> originals;
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    originals.push_back(gradient_of(i));
+    if (made.before[i]) gradient_of(i) = made.before[i]->tensor;
+  }
+  return originals;
+}
+
+std::string StepGraphs::take_gradients(CapturedStep& made, const std::vector<at::Tensor>& originals) {
+  std::string why;
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    at::Tensor& gradient = gradient_of(i);
+    GradientPtr& after = made.after.emplace_back();
+    if (made.before[i]) {
+      after = made.before[i];
+      if (!gradient.is_same(after->tensor) && why.empty()) why = "a gradient was replaced during the step";
+    } else if (gradient.defined()) {
+      after = std::make_shared<CapturedGradient>(gradient);
+      if (gradient.layout() != at::kStrided && why.empty()) why = "a gradient is sparse";
+    }
+    gradient = originals[i];
+    // With masters, a backward that has failed leaves gradients of the module's own.
+    if (&gradient != &trained_[i].mutable_grad()) trained_[i].mutable_grad().reset();
+  }
+  return why;
+}
+
+std::vector<at::Tensor> StepGraphs::bring_in_gradients(const CapturedStep& captured) {
   std::vector<at::Tensor> elsewhere(trained_.size());
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     if (!captured.before[i]) continue;
@@ -99,7 +112,7 @@ std::vector<at::Tensor> StepGraphs::bring_in_gradients(const Captured& captured)
   return elsewhere;
 }
 
-void StepGraphs::bring_out_gradients(const Captured& captured, const std::vector<at::Tensor>& elsewhere) {
+void StepGraphs::bring_out_gradients(const CapturedStep& captured, const std::vector<at::Tensor>& elsewhere) {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     at::Tensor& gradient = gradient_of(i);
     if (elsewhere[i].defined()) {

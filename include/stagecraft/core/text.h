@@ -43,6 +43,9 @@ inline std::string shortened(std::string text, std::size_t most = 40) {
   return text;
 }
 
+/// Without what follows the first line, such as the stack of an error of LibTorch, or the table around an action.
+inline std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
 /// Quoted for an error message: at most 100 bytes, control characters replaced by '?'.
 inline std::string in_quotes(std::string_view text) {
   constexpr std::size_t kMost = 100;

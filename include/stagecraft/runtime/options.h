@@ -71,15 +71,6 @@ struct Tie {
   std::vector<StageId> stages;
 };
 
-/// Replaces a removed option: a use of it fails to compile with a message that says what to write.
-struct GonePlan {
-  GonePlan() = default;
-  template <typename Given>
-  GonePlan(const Given& /*given*/) {  // NOLINT(google-explicit-constructor)
-    static_assert(!sizeof(Given), "PipelineOptions::plan is gone: write .schedule = your_schedule");
-  }
-};
-
 enum class Balance {
   kLayers,      ///< The number of layers.
   kParameters,  ///< Bytes of parameters.
@@ -111,7 +102,6 @@ struct PipelineOptions {
   /// some steps, plans a better schedule, measures both in turns and keeps the faster. Results do not depend on the
   /// choice. See `auto_report`.
   ScheduleChoice schedule = "1F1B";
-  GonePlan plan = {};
   /// Stages on each rank, for a schedule given by name. 0: the schedule's usual number, or that of the given stages.
   int stages_per_rank = 0;
   /// Number of microbatches. Required, unless the schedule is your own or from a file.

@@ -6,6 +6,8 @@
 
 #include <thread>
 
+#include "use_watch.h"
+
 namespace stagecraft {
 namespace {
 
@@ -39,19 +41,6 @@ TEST(CaptureMemory, KeepsWhatWasThereBefore) {
   EXPECT_FALSE(weak.expired()) << "the graph still reads it";
   given.clear();
   EXPECT_TRUE(weak.expired());
-}
-
-TEST(CaptureMemory, FindsTheSameBytesAmongWhatWasMade) {
-  const at::Tensor mask = at::tensor({1.0, NAN, 2.0});
-  CaptureMemory memory(at::kCPU, kAlways, kNobody);
-  const at::Tensor other = at::tensor({1.0, 3.0, 2.0}) + 0;
-  const at::Tensor elsewhere = at::empty({3}, at::TensorOptions(at::kMeta).dtype(at::kDouble));
-  std::vector<WeakMemory> made = memory.made();
-  made.push_back(elsewhere.storage().getWeakStorageImpl());
-  EXPECT_TRUE(has(made, other));
-  EXPECT_FALSE(is_among(mask.storage(), made));
-  const at::Tensor same = mask + 0;
-  EXPECT_TRUE(is_among(mask.storage(), memory.made()));
 }
 
 /// What a sparse tensor is made of is seen as a result of `_values` and `_indices` first.
@@ -192,36 +181,6 @@ TEST(CaptureMemory, LeavesOutWhatIsMadeBesideTheGraph) {
   EXPECT_TRUE(has(memory.made(), kept));
 }
 
-TEST(CaptureMemory, MovesOutWhatOthersHaveKept) {
-  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kAlways, kNobody);
-  const at::Tensor kept = at::arange(6);
-  const at::Tensor view = kept.narrow(0, 2, 2);
-  const std::vector<WeakMemory> made = memory->made();
-  memory.reset();
-  auto* const before = static_cast<std::int64_t*>(kept.mutable_data_ptr());
-  const std::vector<MovedOut> moved_out = move_out(made);
-  ASSERT_EQ(moved_out.size(), 1U);
-  EXPECT_EQ(moved_out[0].left.const_data_ptr(), before);
-  EXPECT_NE(kept.const_data_ptr(), before);
-  before[2] = 77;  // as a replay would
-  EXPECT_EQ(kept[2].item<std::int64_t>(), 2);
-  EXPECT_EQ(view[0].item<std::int64_t>(), 2);
-  moved_out[0].follow();
-  EXPECT_EQ(kept[2].item<std::int64_t>(), 77);
-  EXPECT_EQ(view[0].item<std::int64_t>(), 77);
-}
-
-TEST(CaptureMemory, MovesOutWhatNobodyKeepsLater) {
-  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kAlways, kNobody);
-  at::Tensor kept = at::arange(6);
-  const std::vector<WeakMemory> made = memory->made();
-  memory.reset();
-  const std::vector<MovedOut> moved_out = move_out(made);
-  kept.reset();
-  moved_out.at(0).follow();
-  EXPECT_EQ(moved_out[0].left.numel(), 48);
-}
-
 /// LibTorch runs the backward of a GPU in a thread of its own.
 TEST(CaptureMemory, SeesOperationsOfABackwardInAnotherThread) {
   const at::Tensor given = at::ones({4});
@@ -240,35 +199,6 @@ TEST(CaptureMemory, SeesOperationsOfABackwardInAnotherThread) {
   std::vector<GivenMemory> all = memory.take_given();
   std::erase_if(all, [](const GivenMemory& one) { return one.is_ours_alone(); });  // numbers in the code
   EXPECT_EQ(all.size(), 2U);
-}
-
-TEST(CaptureMemory, MakesWhatWasNotComputedNaN) {
-  std::optional<CaptureMemory> memory(std::in_place, at::kCPU, kAlways, kNobody);
-  std::vector<at::Tensor> kept;
-  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
-    kept.push_back(at::ones({3}, at::TensorOptions(type)));
-  }
-  const std::vector<WeakMemory> made = memory->made();
-  memory.reset();
-  kept.emplace_back(at::ones({3}));  // of somebody else
-  fill_with_nan(made);
-  for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(kept[i].isnan().all().item<bool>()) << kept[i];
-  EXPECT_TRUE(kept[4].eq(1).all().item<bool>());
-}
-
-TEST(CaptureMemory, TellsOfAUse) {
-  const at::Tensor bad = at::ones({4});
-  const at::Tensor good = at::ones({4});
-  {
-    const UseWatch watch({bad.storage().getWeakStorageImpl()});
-    (void)(good * 2);
-    EXPECT_EQ(watch.found(), "");
-    (void)at::cat({good, bad.view({4})});
-    EXPECT_THAT(watch.found(), testing::HasSubstr("aten::"));
-  }
-  const UseWatch none({});
-  (void)(bad * 2);
-  EXPECT_EQ(none.found(), "");
 }
 
 }  // namespace
