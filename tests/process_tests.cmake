@@ -47,6 +47,9 @@ if(NOT STAGECRAFT_SANITIZE)
   endif()
   stagecraft_test_program(launch_again multiproc/launch_again.cpp)
   stagecraft_process_test(launch.again 3 launch_again 40)
+  add_test(NAME launch.torchrun_restart COMMAND ${STAGECRAFT_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/multiproc/test_torchrun_restart.py)
+  set_tests_properties(launch.torchrun_restart PROPERTIES PROCESSORS 2
+    ENVIRONMENT "LAUNCH_AGAIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/launch_again;PYTHONDONTWRITEBYTECODE=1")
   # As workers of torchrun that a launcher of MPI has started.
   stagecraft_process_test(launch.torchrun_under_mpi 2 launch_again 2)
   set_property(TEST launch.torchrun_under_mpi APPEND PROPERTY ENVIRONMENT TORCHELASTIC_RUN_ID=job OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 PMIX_RANK=0)

@@ -2,12 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include "stagecraft/core/text.h"
+
 namespace stagecraft {
 
 std::string words_of(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
+  return first_line(of_torch != nullptr ? of_torch->what_without_backtrace() : error.what());
 }
 
 }  // namespace stagecraft
