@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import stagecraft.torch as sc  # noqa: F401: finds the package's own folder
-from stagecraft.torch._kept import Memory
+from stagecraft.torch._memory import Memory
 
 
 def address(tensor):
@@ -479,7 +479,7 @@ class Steps(unittest.TestCase):
         layer.running_mean = number()
         self.assertTrue(memory.has_replaced(since))
         del ticket, since
-        self.assertEqual((len(memory._kept), len(memory._changes)), (0, 0))
+        self.assertEqual((len(memory._kept), len(memory._changes), len(memory._watches)), (0, 0, 0))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from stagecraft.torch._kept import Memory
+from stagecraft.torch._memory import Memory
 from stagecraft.torch._options import Recompute, recompute_tuple
 from stagecraft.torch._wrapped import unwrapped
 
