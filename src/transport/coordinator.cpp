@@ -352,10 +352,11 @@ void Coordinator::wait_for_departures(Timeout patience) {
     tell_all({Notice::Kind::kAsk, step(), inquiry.number(), {}});
     const auto have_answered = [&] { return is_through() || !inquiry.silent(); };
     if (waits_until(Clock::now() + patience, have_answered)) continue;
-    const RankId silent = *inquiry.silent();
+    const std::optional<RankId> silent = inquiry.silent();
+    if (!silent) continue;
     const double seconds = std::chrono::duration<double>(patience).count();
-    lose(silent, "rank " + std::to_string(silent.value) + " has not answered for " +
-                     std::to_string(seconds).substr(0, 5) + " s, while others wait for the end of its program");
+    lose(*silent, "rank " + std::to_string(silent->value) + " has not answered for " +
+                      std::to_string(seconds).substr(0, 5) + " s, while others wait for the end of its program");
   }
 }
 
