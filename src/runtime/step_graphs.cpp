@@ -13,7 +13,7 @@
 namespace stagecraft {
 namespace {
 
-constexpr int kMost = 16;                // graphs; each keeps gradients of its own
+constexpr int kMostCaptured = 16;        // each keeps gradients of its own
 constexpr std::size_t kMostKinds = 256;  // of steps, captured or not
 // Steps that have to be captured anew too often stay eager: a capture takes about as long as an eager step.
 constexpr int kRetakes = 3;
@@ -204,9 +204,9 @@ StepGraphs::Outlook StepGraphs::prepare(StepSignature& signature, const Executio
            "gradients of earlier steps are still in use, and a replay would overwrite them: clone what you keep, and "
            "zero gradients with set_to_none");
   }
-  if (!current_->captured && current_->reason.empty() && graphs() == kMost) {
-    current_->reason = std::to_string(kMost) + " kinds of steps are captured already, and this is another: give " +
-                       "batches of fewer shapes";
+  if (!current_->captured && current_->reason.empty() && graphs() == kMostCaptured) {
+    current_->reason = std::to_string(kMostCaptured) +
+                       " kinds of steps are captured already, and this is another: give " + "batches of fewer shapes";
   }
   if (!current_->reason.empty()) {
     say(current_->reason);

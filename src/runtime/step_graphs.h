@@ -176,7 +176,7 @@ class StepGraphs {
   std::vector<at::Tensor> trained_;     // the stages' parameters, each once
   std::vector<at::Tensor*> gradients_;  // where theirs are added up; found at the first step
   std::vector<std::uint64_t> places_;   // and shapes of parameters and buffers
-  std::list<Kind> kinds_;               // at most kMost are captured
+  std::list<Kind> kinds_;               // at most kMostCaptured are captured
   /// Gradients of graphs that are gone, and of which capture.
   std::vector<std::pair<GradientPtr, std::uint64_t>> kept_;
   std::uint64_t captures_ = 0;
