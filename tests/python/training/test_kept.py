@@ -411,6 +411,20 @@ class Others(unittest.TestCase):
         outer.eval()
         self.assertFalse(memory.has_replaced(since))
 
+    def test_notes_about_it_are_no_state_of_a_module_that_leads_there(self):
+        for leads_there in [lambda memory: memory, lambda memory: memory.compare, lambda memory: (memory,)]:
+            module = nn.Module()
+            module.mask = number()
+            memory = memory_of(module)
+            module.trainer = types.SimpleNamespace(memory=leads_there(memory))
+            tickets = []
+            for _ in range(4):
+                ticket, tensors = memory.remember()
+                self.assertEqual(len(tensors), 1)
+                since, carries, changed, *_ = memory.compare(ticket, [address(module.mask)], [])
+                self.assertEqual((carries, changed), (False, False))
+                tickets += [ticket, since]
+
     def test_the_mode_of_a_hidden_module(self):
         module, teacher = nn.Module(), nn.Dropout()
         module.teacher = {"teacher": (teacher,)}

@@ -9,12 +9,12 @@ from typing import Any, Sequence
 
 import torch
 
-from stagecraft.torch._places import NOTHING, content_of, differences, fields_of, fill, is_collection, items_of, put
+from stagecraft.torch._places import NOTHING, Ours, content_of, differences, fields_of, fill, is_collection, items_of, put
 from stagecraft.torch._tensors import MOST_OBJECTS, may_have, tensors_in
 
 MOST_PLACES = 5_000  # beyond what modules have themselves
 
-_LEAVES = (torch.Tensor, type, types.ModuleType, types.CodeType, types.FrameType, types.BuiltinFunctionType, str, bytes, int, float)
+_LEAVES = (Ours, torch.Tensor, type, types.ModuleType, types.CodeType, types.FrameType, types.BuiltinFunctionType, str, bytes, int, float)
 
 
 class Kept:
@@ -68,7 +68,8 @@ class Kept:
         elif isinstance(inner, types.FunctionType):
             places = list(inner.__closure__ or ())
         elif isinstance(inner, types.MethodType):
-            self._waiting.append((place, name, value, inner.__self__, is_near))
+            if not isinstance(inner.__self__, _LEAVES):
+                self._waiting.append((place, name, value, inner.__self__, is_near))
         elif isinstance(inner, functools.partial):
             places = [inner.keywords]
             self._waiting.extend((place, name, value, one, False) for one in (inner.func, *inner.args))

@@ -10,6 +10,7 @@ import torch
 
 from stagecraft.torch._changes import Changes
 from stagecraft.torch._kept import Kept
+from stagecraft.torch._places import Ours
 from stagecraft.torch._tensors import tensors_in
 from stagecraft.torch._watch import Watch
 
@@ -18,7 +19,7 @@ class _Ticket:
     """C++ holds it for as long as it wants what Memory has for it."""
 
 
-class Memory:
+class Memory(Ours):
     """What the modules of a rank keep. C++ has tickets for it, so that Python's garbage collector sees who refers to whom."""
 
     def __init__(self, modules: Callable[[], Sequence]):

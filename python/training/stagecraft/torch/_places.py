@@ -15,6 +15,10 @@ _COLLECTIONS = (dict, *_SEQUENCES)
 _slots: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
+class Ours:
+    """What has notes about modules. A module may lead there, by its trainer and the pipeline: they are no state of the module."""
+
+
 def is_collection(value: Any) -> bool:
     return isinstance(value, _COLLECTIONS)
 

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Sequence
 
 import torch
 
-from stagecraft.torch._places import slots_of
+from stagecraft.torch._places import Ours, slots_of
 
 MOST_OBJECTS = 200_000  # a module may hold on to its trainer, and that to all of its data
 
@@ -22,7 +22,7 @@ def tensors_in(values: Sequence, most: int = MOST_OBJECTS) -> list[torch.Tensor]
     waiting = collections.deque(values)
     while waiting and len(seen) < most:
         value = waiting.popleft()
-        if id(value) in seen or isinstance(value, (type, types.ModuleType, types.CodeType, types.FrameType)):
+        if id(value) in seen or isinstance(value, (Ours, type, types.ModuleType, types.CodeType, types.FrameType)):
             continue
         seen[id(value)] = value
         if isinstance(value, torch.Tensor):
