@@ -1,4 +1,4 @@
-# A LibTorch with CUDA asks for a CUDA toolkit when it is found. A wheel of pip brings the parts that are needed along, in wheels of
+# A LibTorch with CUDA asks for a CUDA toolkit when it is found. A wheel of pip brings nearly all that is needed along, in wheels of
 # their own beside it, and a machine without a GPU needs none: these functions let LibTorch be found in both cases.
 
 # The folder of the TorchConfig.cmake that find_package(Torch) will take, or "". Further arguments: folders to look in last.
@@ -53,8 +53,9 @@ function(stagecraft_cuda_of_torch folder result)
   get_filename_component(packages ${folder}/../../../.. ABSOLUTE)
   file(GLOB includes ${packages}/nvidia/*/include)
   file(GLOB cublas ${packages}/nvidia/*/include/cublas_v2.h)
+  file(GLOB compiler ${packages}/nvidia/*/include/crt/host_config.h)  # of the compiler, which the runtime's headers include
   file(GLOB runtime ${packages}/nvidia/*/lib/libcudart.so*)
-  if(cublas AND runtime)
+  if(cublas AND compiler AND runtime)
     list(GET runtime 0 runtime)
     set_target_properties(torch::cudart PROPERTIES INTERFACE_LINK_LIBRARIES "${runtime}" INTERFACE_INCLUDE_DIRECTORIES "${includes}")
     set(${result} ON PARENT_SCOPE)

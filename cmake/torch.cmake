@@ -32,8 +32,8 @@ if(STAGECRAFT_TORCH)
     endif()
     message(STATUS "LibTorch: ${TORCH_INSTALL_PREFIX}, CUDA ${STAGECRAFT_HAS_CUDA}")
     if(STAGECRAFT_CUDA_OF_WHEELS STREQUAL OFF)
-      message(STATUS "This LibTorch has CUDA, but neither a whole CUDA toolkit (with cublas_v2.h) nor the wheels of CUDA (nvidia-cublas, "
-                     "nvidia-cuda-runtime) are here: what is built computes on the CPU")
+      message(STATUS "This LibTorch has CUDA, but there is no whole CUDA toolkit (nvcc, cublas_v2.h), and the wheels of CUDA beside it lack "
+                     "something (crt/host_config.h is in nvidia-cuda-crt, or nvidia-cuda-nvcc-cu12): what is built computes on the CPU")
     endif()
   else()
     message(STATUS "LibTorch not found: building the torch-free half alone. 'make setup' installs it, or give "

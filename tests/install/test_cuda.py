@@ -31,6 +31,7 @@ class Cuda(unittest.TestCase):
     def wheels_of_cuda(self):
         self.write("packages/nvidia/cu13/include/cublas_v2.h")
         self.write("packages/nvidia/cudnn/include/cudnn.h")
+        self.write("packages/nvidia/cu13/include/crt/host_config.h")
         self.write("packages/nvidia/cu13/lib/libcudart.so.13")
 
     def said(self, *arguments, nvcc="", **variables):
@@ -50,6 +51,12 @@ class Cuda(unittest.TestCase):
         packages = self.scratch / "packages/nvidia"
         self.assertEqual((folder, result, links), (str(torch), "ON", str(packages / "cu13/lib/libcudart.so.13")))
         self.assertEqual(sorted(includes), [str(packages / "cu13/include"), str(packages / "cudnn/include")])
+
+    def test_the_headers_of_the_compiler_are_needed_too(self):
+        torch = self.wheel(cuda=1)
+        self.wheels_of_cuda()
+        (self.scratch / "packages/nvidia/cu13/include/crt/host_config.h").unlink()
+        self.assertEqual(self.said(f"-DLAST={torch}")[1:3], ("OFF", ""))
 
     def test_without_anything_of_cuda_programs_compute_on_the_cpu(self):
         self.assertEqual(self.said(f"-DLAST={self.wheel(cuda=1)}")[1], "OFF")
