@@ -70,6 +70,11 @@ const char* CapturedStep::why_outdated() const {
     return "it reads a tensor that is replaced by another between steps: keep one tensor on the device and change it "
            "in place, or give it as an input";
   }
+  if (std::any_of(kept.begin(), kept.end(),
+                  [](const KeptSince& one) { return one.begins_otherwise && one.begins_otherwise(); })) {
+    return "a module has a tensor now where it had none when the step was captured, and makes it or reads it otherwise "
+           "then: make such tensors before the first step, and keep them";
+  }
   if (std::any_of(moved_out.begin(), moved_out.end(), [](const MovedOut& one) { return !one.has_owner(); })) {
     return "a module leaves a tensor for others to read, which evaluations, steps of other shapes or the caller "
            "replace: let the module copy it into a buffer";

@@ -1,6 +1,7 @@
 // Whether a step runs as graphs: ranks decide it together. What is captured: executor_pieces.cpp.
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <algorithm>
 
@@ -21,6 +22,7 @@ std::string Executor::why_eager() const {
     return "autocast around the step keeps copies of parameters, which a graph would go on to use when they have "
            "changed: use PipelineOptions::precision (autocast), or turn its cache off";
   }
+  if (torch::autograd::AnomalyMode::is_enabled()) return "it looks for anomalies, which a replay does not see";
   if (!parameters_.keeps_memory()) {
     return "parameters are freed while their stage does not compute, and come back at another address: let replicas "
            "share gradients (PipelineOptions::shard), not parameters";

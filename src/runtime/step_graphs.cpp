@@ -61,7 +61,7 @@ StepSignature StepGraphs::signature_of(const Program& program, const StepInputs&
   signature.add(reinterpret_cast<std::uintptr_t>(&program));
   signature.add(inputs);
   if (losses_.has_losses()) signature.add(*inputs.loss_keywords);
-  signature.add_numeric_modes();
+  signature.add_modes();
   for (const Stage& stage : stages_) signature.add(stage);
   for (const double seed : losses_.seeds()) signature.add(std::uint64_t{seed == 0});
   for (std::size_t i = 0; i < trained_.size(); ++i) signature.add(std::uint64_t{gradient_of(i).defined()});
@@ -227,7 +227,10 @@ void StepGraphs::refuse(const std::string& why) {
 }
 
 void StepGraphs::put_off(const std::string& why) {
-  if (current_ != nullptr && current_->captured && !current_->captured->made.empty()) drop(*current_);
+  if (current_ != nullptr && current_->captured) {
+    // The step runs eagerly now: modules must not begin with what the capture has left, nor get it back later.
+    current_->captured->made.empty() ? leave_uncomputed(*current_->captured) : drop(*current_);
+  }
   refuse({});
   report_.reason = why;
 }

@@ -1,7 +1,10 @@
 #include "step_signature.h"
 
 #include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -32,6 +35,14 @@ std::int64_t extent_of(const at::Tensor& tensor) {
     extent += (size - 1) * stride;
   }
   return extent;
+}
+
+bool have_bytes_in_common(const at::Tensor& a, const at::Tensor& b) {
+  const auto begin_of = [](const at::Tensor& one) { return static_cast<const char*>(one.const_data_ptr()); };
+  const auto end_of = [&](const at::Tensor& one) {
+    return begin_of(one) + extent_of(one) * static_cast<std::int64_t>(one.element_size());
+  };
+  return a.numel() > 0 && b.numel() > 0 && begin_of(a) < end_of(b) && begin_of(b) < end_of(a);
 }
 
 /// A graph reads its own copy of an input, with the same strides. Beyond this many times its size it is too large.
@@ -70,10 +81,18 @@ void StepSignature::add(const at::Tensor& tensor) {
   add(index + 1);
   if (index < tensors_.size()) return;
   tensors_.push_back(tensor);
+  add(std::uint64_t{overlaps(index)});
   add(static_cast<std::uint64_t>(tensor.scalar_type()));
   add(static_cast<std::uint64_t>(tensor.dim()));
   for (const std::int64_t size : tensor.sizes()) add(static_cast<std::uint64_t>(size));
   for (const std::int64_t stride : tensor.strides()) add(static_cast<std::uint64_t>(stride));
+}
+
+bool StepSignature::overlaps(std::size_t tensor) const {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (i != tensor && have_bytes_in_common(tensors_[i], tensors_[tensor])) return true;
+  }
+  return false;
 }
 
 void StepSignature::add(const Value& value) {
@@ -122,8 +141,8 @@ void StepSignature::add(const StepInputs& inputs) {
   add(std::uint64_t{inputs.keep_outputs});
 }
 
-void StepSignature::add_numeric_modes() {
-  const at::Context& context = at::globalContext();
+void StepSignature::add_modes() {
+  at::Context& context = at::globalContext();
   const auto add_all = [this](auto... modes) { (add(static_cast<std::uint64_t>(modes)), ...); };
   add_all(at::autocast::is_autocast_enabled(device_.type()), at::autocast::get_autocast_dtype(device_.type()),
           context.deterministicAlgorithms(), context.deterministicCuDNN(), context.benchmarkCuDNN(),
@@ -134,10 +153,23 @@ void StepSignature::add_numeric_modes() {
   for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL}) {
     add_all(context.float32Precision(at::Float32Backend::CUDA, op));
   }
+  for (const at::SDPBackend backend : context.sDPPriorityOrder()) add_all(backend);
+  add_all(context.blasPreferredBackend(), context.linalgPreferredBackend());
+  const auto& saving = at::SavedTensorDefaultHooks::get_tls_state();
+  add_all(c10::impl::TorchDispatchModeTLS::stack_len(), at::impl::PythonTorchFunctionTLS::stack_len(),
+          saving.stack.size());
 }
 
 void StepSignature::add(const Stage& stage) {
   if (stage.options().mode) add(stage.options().mode());
+  for (const auto* own : {&stage.parameters(), &stage.buffers()}) {
+    for (const auto& [name, tensor] : *own) {
+      const auto shares = [&own = tensor](const at::Tensor& input) { return input.is_alias_of(own); };
+      if (tensor.defined() && tensor.has_storage() && std::any_of(tensors_.begin(), tensors_.end(), shares)) {
+        refuse("an input shares its memory with '" + name + "' of a stage, which a step may change: clone it");
+      }
+    }
+  }
   for (const auto& [name, parameter] : stage.parameters()) {
     add(std::uint64_t{parameter.defined() && parameter.requires_grad()});
     const auto* meta = parameter.defined() ? torch::autograd::impl::get_autograd_meta(parameter) : nullptr;

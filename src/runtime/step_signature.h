@@ -19,14 +19,16 @@ class StepSignature {
   void add(const Value& value);
   void add(const ValueDict& dict);
   void add(const StepInputs& inputs);
-  /// What decides which kernels LibTorch takes.
-  void add_numeric_modes();
-  /// Everything about a stage that may change between two steps, except gradients.
+  /// What decides which kernels LibTorch takes, and code around the step that sees its operations.
+  void add_modes();
+  /// Everything about a stage that may change between two steps, except gradients. After the inputs.
   void add(const Stage& stage);
 
   [[nodiscard]] const std::vector<std::uint64_t>& key() const { return key_; }
   /// The tensors of the inputs, each once.
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  /// Whether two of them have bytes in common, one of which is this.
+  [[nodiscard]] bool overlaps(std::size_t tensor) const;
   /// Why a step of this signature cannot be captured; empty if nothing is known.
   [[nodiscard]] const std::string& obstacle() const { return obstacle_; }
 

@@ -86,6 +86,9 @@ struct KeptSince {
   /// Whether somebody has put tensors where there were none, since this was asked last: what the next call makes of
   /// those is open.
   std::function<bool()> has_added = {};
+  /// Whether the next calls find tensors where those calls have found none: what they have made there themselves, and
+  /// would go on from, or a tensor that they have read elsewhere. No eager step can tell.
+  std::function<bool()> begins_otherwise = {};
 };
 
 /// Memory, by address, that calls of a stage have used.

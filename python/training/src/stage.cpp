@@ -97,6 +97,7 @@ KeptSince compared(const KeptInPython& before, const UsedMemory& used) {
       since.has_made_again = [kept] { return kept.call<bool>("has_made_again"); };
     }
     if (has_empty) since.has_added = [kept] { return kept.call<bool>("has_added"); };
+    if (has_empty || puts_again) since.begins_otherwise = [kept] { return kept.call<bool>("begins_otherwise"); };
     return since;
   });
 }

@@ -1,9 +1,12 @@
 """Python modules as graphs, in which callers add, replace and take away tensors, hooks and modules between steps: always what eager steps give."""
 
+import functools
+import itertools
 import types
 
 import torch
 from graph_case import DEVICE, WIDTH, Block, GraphCase, train
+from stagecraft.torch import Pipeline, Stage
 from torch import nn
 
 
@@ -43,6 +46,15 @@ class Masked(Block):
 
     def forward(self, x):
         return super().forward(x) * self.mask + self.shift
+
+
+class Scaled(Block):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
 
 
 class MaskedLater(Block):
@@ -248,6 +260,126 @@ class GraphCallers(GraphCase):
                 with self.subTest(ranks=ranks, **lanes):
                     captured = self.same(None, schedule="LoopedBFS", stages_per_rank=4 // ranks, ranks=ranks, block=Forgets, before=before, steps=18, **lanes)
                     self.assertGreaterEqual(captured.replayed, 11, captured.reason)
+
+    def test_state_that_the_caller_takes_away_right_before_a_capture(self):
+        for taken_away in ((1,), (1, 2), (2, 3), (1, 3, 9)):
+
+            def before(step, modules):
+                for module in modules if step in taken_away else ():
+                    module.average = None
+
+            for ranks in (1, 2):
+                with self.subTest(ranks=ranks, taken_away=taken_away):
+                    captured = self.same(
+                        None, schedule="Interleaved1F1B", stages_per_rank=4 // ranks, ranks=ranks, block=Forgets, before=before, steps=14, lanes=1, microbatches=2
+                    )
+                    self.assertGreaterEqual(captured.replayed, 6, captured.reason)
+
+    def test_state_that_the_caller_takes_away_before_every_step(self):
+        def before(step, modules):
+            for module in modules:
+                module.average = None
+
+        self.same(9, schedule="Interleaved1F1B", stages_per_rank=4, block=Forgets, before=before, steps=10, lanes=1)
+
+    def test_a_mask_for_one_module_and_then_for_another(self):
+        mask = torch.linspace(0, 2, WIDTH, device=DEVICE)
+
+        def before(step, modules):
+            if step in (3, 8):
+                modules[0 if step == 3 else 1].mask = mask
+            if step == 12:
+                modules[2].mask = modules[3].norm.weight.detach()
+
+        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=MaskedLater, before=before, steps=16)
+        self.assertGreaterEqual(captured.replayed, 8, captured.reason)
+
+    def test_masks_that_two_ranks_replace_by_turns(self):
+        masks = [torch.full((WIDTH,), 1 + 0.1 * i, device=DEVICE) for i in range(4)]
+        plan = {(6, 1): 1, (8, 1): 0, (9, 0): 3, (10, 1): 1}
+
+        def before(step, modules):
+            for module in modules:
+                number = plan.get((step, module.number % 2))
+                if number is not None:
+                    module.mask, module.note = masks[number], f"of step {step}"
+            self.assertTrue(all(module.note is None or any(module.mask is mask for mask in masks) for module in modules))
+            changed = [step for step, rank in plan if rank == modules[0].number % 2]
+            for module in modules:
+                last = [one for one in changed if one <= step]
+                self.assertEqual(module.note, f"of step {last[-1]}" if last else None)
+
+        def numbered(dropout):
+            block = Masked(dropout)
+            block.number, block.note = next(numbers) % 4, None
+            return block
+
+        numbers = itertools.count()
+        self.same(None, schedule="Interleaved1F1B", stages_per_rank=2, ranks=2, block=numbered, before=before, steps=14)
+
+    def test_losses_that_are_no_modules(self):
+        weights = [torch.full((WIDTH,), 1 + 0.5 * i, device=DEVICE) for i in range(3)]
+        trainer = types.SimpleNamespace(weights=None)
+
+        def weighted(context, output, target):
+            return ((output - target) ** 2 * context.weights).mean()
+
+        def before(step, modules):
+            trainer.weights = weights[step // 4]
+
+        class Called:
+            def __call__(self, output, target):
+                return weighted(trainer, output, target)
+
+        called = Called()
+        called.trainer = trainer
+        for loss in (types.MethodType(weighted, trainer), functools.partial(weighted, trainer), lambda output, target: weighted(trainer, output, target), called):
+            captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, loss=loss, before=before, steps=12)
+            self.assertGreaterEqual(captured.replayed, 6, captured.reason)
+
+    def test_a_number_that_becomes_a_tensor(self):
+        def before(step, modules):
+            for module in modules if step in (4, 5) else ():
+                module.scale = torch.full((WIDTH,), step / 4, device=DEVICE)
+
+        captured = self.same(None, schedule="Interleaved1F1B", stages_per_rank=4, block=Scaled, before=before, steps=12)
+        self.assertGreaterEqual(captured.replayed, 6, captured.reason)
+
+    def test_inputs_that_share_memory(self):
+        """With each other, where a stage changes one in place, and with a buffer that the step changes."""
+
+        class Changes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, WIDTH)
+                self.register_buffer("seen", torch.zeros(8, WIDTH))
+
+            def forward(self, x):
+                x.mul_(0.5)
+                self.seen.add_(1)
+                return self.layer(x)
+
+        def run(graph, takes_buffer):
+            torch.manual_seed(5)
+            module = Changes().to(DEVICE)
+            pipeline = Pipeline([Stage(module, 0)], microbatches=1, loss=nn.functional.mse_loss, graph=graph)
+            losses = []
+            for _ in range(5):
+                whole = torch.randn(8, WIDTH + 1, device=DEVICE)
+                module.zero_grad()
+                losses.append(pipeline.step(whole[:, :-1], target=module.seen if takes_buffer else whole[:, 1:]).losses[0].clone())
+            return losses, pipeline.captured
+
+        for takes_buffer in (False, True):
+            expected, _ = run(False, takes_buffer)
+            got, captured = run(True, takes_buffer)
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, expected)))
+            self.assertEqual(captured.replayed, 0)
+            self.assertRegex(captured.reason, "shares( its)? memory with")
+
+    def test_steps_that_look_for_anomalies(self):
+        captured = self.same(0, schedule="Interleaved1F1B", stages_per_rank=4, around=torch.autograd.detect_anomaly)
+        self.assertIn("anomalies", captured.reason)
 
     def test_a_submodule_that_is_replaced(self):
         def before(step, modules):

@@ -31,6 +31,14 @@ class Slotted:
     count: int = 0
 
 
+class SlottedModule(nn.Module):
+    __slots__ = ("mask",)
+
+
+class Named(torch.Tensor):
+    pass
+
+
 class Private:
     __slots__ = ("__mask",)
 
@@ -136,6 +144,16 @@ def places():
             module.state.average = other
 
         return module, lambda: module.state.average, replace
+
+    def slots_of_the_module(mask):
+        module = SlottedModule()
+        module.mask = mask
+        return module, lambda: module.mask, functools.partial(setattr, module, "mask")
+
+    def of_a_subclass(mask):
+        module = nn.Module()
+        module.mask = mask.as_subclass(Named)
+        return module, lambda: module.mask, functools.partial(setattr, module, "mask")
 
     def private_slots(mask):
         module = nn.Module()
@@ -424,6 +442,87 @@ class Others(unittest.TestCase):
                 since, carries, changed, *_ = memory.compare(ticket, [address(module.mask)], [])
                 self.assertEqual((carries, changed), (False, False))
                 tickets += [ticket, since]
+
+    def test_what_functions_lead_to_that_are_called_too(self):
+        trainer = types.SimpleNamespace(weights=number())
+        weights = [number(2)]
+
+        def function(output):
+            return output * weights[0]
+
+        for others, mask, replace in [
+            ([types.MethodType(lambda self, output: output * self.weights, trainer)], trainer.weights, functools.partial(setattr, trainer, "weights")),
+            ([function, None], weights[0], functools.partial(weights.__setitem__, 0)),
+        ]:
+            memory = Memory(lambda: [nn.Module()], others)
+            since, carries, *_ = memory.compare(memory.remember()[0], [address(mask)], [])
+            self.assertEqual((carries, memory.has_replaced(since)), (False, False))
+            replace(number(3))
+            self.assertTrue(memory.has_replaced(since))
+
+    def test_what_was_made_where_there_was_nothing(self):
+        def attribute(module, own):
+            module.mask = own
+
+        def entry(module, own):
+            module.masks["mask"] = own
+
+        def appended(module, own):
+            module.log.append(own)
+
+        def take_away(module):
+            module.mask, module.masks = None, {}
+            module.log.clear()
+
+        for fill in (attribute, entry, appended):
+            for before in (None, 0.0, False):
+                with self.subTest(fill.__name__, before=before):
+                    module = nn.Module()
+                    module.mask, module.masks, module.log = before, {}, []
+                    memory = memory_of(module)
+                    ticket, _ = memory.remember()
+                    own = number()
+                    fill(module, own)
+                    since, carries, changed, *_ = memory.compare(ticket, [], [address(own)])
+                    self.assertEqual((carries, changed), (False, True))
+                    self.assertTrue(memory.begins_otherwise(since))
+                    take_away(module)
+                    self.assertFalse(memory.begins_otherwise(since))
+                    fill(module, number(2))
+                    self.assertTrue(memory.begins_otherwise(since))
+
+    def test_what_was_read_in_one_more_place(self):
+        def attribute(module, own):
+            module.mask = own
+
+        def entry(module, own):
+            module.masks["another"] = own
+
+        def appended(module, own):
+            module.log.append(own[1:])
+
+        for fill in (attribute, entry, appended):
+            with self.subTest(fill.__name__):
+                module, own = nn.Module(), number()
+                module.mask, module.masks, module.log = None, {"first": own}, [own]
+                memory = memory_of(module)
+                since, *_ = memory.compare(memory.remember()[0], [address(own)], [])
+                self.assertFalse(memory.begins_otherwise(since))
+                fill(module, number())
+                self.assertFalse(memory.begins_otherwise(since))
+                self.assertTrue(memory.has_added(since))
+                fill(module, own)
+                self.assertTrue(memory.begins_otherwise(since))
+
+    def test_a_number_that_becomes_a_tensor(self):
+        module = SlottedModule()
+        module.scale = 1.0
+        memory = memory_of(module)
+        since, *_ = memory.compare(memory.remember()[0], [], [])
+        module.scale = 2.0
+        self.assertFalse(memory.has_added(since))
+        module.scale = number()
+        self.assertTrue(memory.has_added(since))
 
     def test_the_mode_of_a_hidden_module(self):
         module, teacher = nn.Module(), nn.Dropout()

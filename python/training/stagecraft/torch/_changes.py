@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagecraft.torch._kept import Kept
+from stagecraft.torch._kept import MOST_PLACES, Kept
 from stagecraft.torch._places import NOTHING, differences, fill, put, value_at
-from stagecraft.torch._tensors import addresses_in, may_have
+from stagecraft.torch._tensors import addresses_in, may_have, tensors_in
 
 
 class Changes:
@@ -18,6 +18,8 @@ class Changes:
         self._replaced: list[tuple[Any, Any, Any]] = []  # places, names, and what is there now
         self._longer: list[tuple[Any, list]] = []  # lists, and what has been added at their ends
         self._refilled: list[tuple[Any, list]] = []  # lists that have been changed otherwise, and all that is in them
+        self._filled: list[tuple[Any, Any]] = []  # places and names that had no tensor and have one now
+        self._begun: list[Any] = []  # lists, likewise
         new = {id(place): content for place, content in now.contents}
         moved: list[tuple[set[int], set[int]]] = []
         for place, content in before.contents:
@@ -38,6 +40,8 @@ class Changes:
             had, has = addresses_in([old]), addresses_in([value])
             self._replaced.append((place, name, value))
             moved.append((had, has))
+            if not tensors_in([old]):
+                self._filled.append((place, name))
             # Made from the old one, or swapped with it, or larger by something new: the next calls go on from the new one.
             self.carries = self.carries or bool(had & read - has) or bool(had & read and had < has)
             if old is NOTHING and isinstance(place, dict) and id(place) not in before.own:
@@ -54,6 +58,8 @@ class Changes:
         else:
             return
         self.carries = self.carries or bool(had & read)
+        if not tensors_in(content):
+            self._begun.append(place)
 
     @property
     def any(self) -> bool:
@@ -66,6 +72,11 @@ class Changes:
             self._place_now(place).extend(added)
         for place, items in self._refilled:
             fill(self._place_now(place), items)
+
+    def has_filled(self) -> bool:
+        """Whether there is a tensor where those calls have found none: the next ones may go on from it instead of making it."""
+        filled = (value_at(self._place_now(place), name) for place, name in self._filled)
+        return any(tensors_in([value], MOST_PLACES) for value in filled) or any(tensors_in(self._place_now(place), MOST_PLACES) for place in self._begun)
 
     def _place_now(self, place: Any) -> Any:
         """The place that is there now, if somebody has replaced it as a whole."""

@@ -9,7 +9,7 @@ from typing import Any, Sequence
 
 import torch
 
-from stagecraft.torch._places import NOTHING, Ours, content_of, differences, fields_of, fill, is_collection, items_of, put
+from stagecraft.torch._places import NOTHING, Ours, content_of, differences, fields_of, fill, is_collection, items_of, put, slots_of
 from stagecraft.torch._tensors import MOST_OBJECTS, may_have, tensors_in
 
 MOST_PLACES = 5_000  # beyond what modules have themselves
@@ -20,7 +20,8 @@ _LEAVES = (Ours, torch.Tensor, type, types.ModuleType, types.CodeType, types.Fra
 class Kept:
     """The attributes of modules, and the dicts, lists, deques, cells and objects that these lead to. Parameters and buffers are in some of them."""
 
-    def __init__(self, modules: Sequence):
+    def __init__(self, modules: Sequence, others: list):
+        """`others`: functions and objects that the modules' calls use too. Always the same list."""
         parts = {id(part): part for module in modules if isinstance(module, torch.nn.Module) for part in module.modules()}
         self._parts = parts
         self.contents: list[tuple[Any, Any]] = []  # places, and a copy of what is in them
@@ -29,11 +30,16 @@ class Kept:
         self.parents: dict[int, tuple[Any, Any, bool]] = {}  # a place, the name under which it leads there, and whether to an object's attributes
         self.links: list[tuple[Any, Any, Any, int]] = []  # a place, a name, the value there, and the place that it leads to
         self.hidden: list[dict] = []  # attributes of modules that are in lists and dicts of these
+        self.of_torch: set[int] = set()  # places, by id: the attributes of modules of PyTorch's
         self._seen: dict[int, Any] = {}
         self._waiting: collections.deque = collections.deque()
         for part in parts.values():
-            self.own.add(id(vars(part)))
-            self._add(vars(part), is_near=True)
+            for place in (vars(part), part) if slots_of(type(part)) else (vars(part),):
+                self.own.add(id(place))
+                self._add(place, is_near=True)
+            if type(part).__module__.startswith("torch.nn."):
+                self.of_torch.add(id(vars(part)))
+        self._add(others, is_near=True)
         self._walk()
         self._seen.clear()
         self._waiting.clear()

@@ -104,13 +104,15 @@ def stage_dict(owner: Any, index: int, *, prefix: str = "", **options: Any) -> d
 
 
 def watch(specs: list[dict], loss: Any) -> list[dict]:
-    """Lets steps as graphs see what happens to the stages of a rank, and to losses that are modules. All of it in the first spec, because stages share things."""
+    """Lets steps as graphs see what happens to the stages of a rank, and to losses. All of it in the first spec, because stages share things."""
     owners = [spec["owner"] for spec in specs]
-    losses = [one for one in (loss, *(spec["auxiliary_loss"] for spec in specs)) if isinstance(one, torch.nn.Module)]
+    called = [loss, *(spec["auxiliary_loss"] for spec in specs)]
+    losses = [one for one in called if isinstance(one, torch.nn.Module)]
+    others = [one for one in (*called, *(owner.submod for owner in owners)) if one is not None and not isinstance(one, torch.nn.Module)]
     for spec in specs:
         spec["mode"] = _Mode(spec["owner"], losses)
     for spec in specs[:1]:
-        spec["memory"] = Memory(lambda: [*(unwrapped(owner.submod) for owner in owners), *losses])
+        spec["memory"] = Memory(lambda: [*(unwrapped(owner.submod) for owner in owners), *losses], others)
     return specs
 
 

@@ -35,9 +35,12 @@ def tensors_in(values: Sequence, most: int = MOST_OBJECTS) -> list[torch.Tensor]
 
 
 def addresses_of(values: Iterable) -> set[int]:
-    """Addresses of the memory of those that are plain tensors."""
-    plain = (one for one in values if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided)
-    return {one.untyped_storage().data_ptr() for one in plain}
+    """Addresses of the memory of those that are tensors with memory of their own, not wrappers of others."""
+    return {one.untyped_storage().data_ptr() for one in values if isinstance(one, torch.Tensor) and _is_plain(type(one)) and one.layout is torch.strided}
+
+
+def _is_plain(kind: type) -> bool:
+    return kind in (torch.Tensor, torch.nn.Parameter) or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def addresses_in(values: Sequence) -> set[int]:

@@ -12,6 +12,8 @@ from stagecraft.torch._places import content_of, is_collection, items_of, put, v
 from stagecraft.torch._tensors import addresses_of, is_alike, tensors_in
 
 _NEVER_TENSORS = {"_compiled_call_impl", "_is_full_backward_hook"}  # of every module
+_NO_TENSORS = (type(None), bool)
+_NUMBERS = (int, float, complex, str)
 _MOST_OTHERS = 8
 
 
@@ -39,8 +41,14 @@ class _Size:
     """A collection to which somebody may add."""
 
     place: Any
+    first: int
     last: int
     names: set | None  # of a dict, at first
+
+    def added(self, since: int) -> list:
+        """Of a list, what has been added since it had this size."""
+        content = content_of(self.place)
+        return content[since:] if self.names is None else [value for name, value in content.items() if name not in self.names]
 
 
 class Watch:
@@ -52,6 +60,7 @@ class Watch:
         self._no_matter: dict[_Read, collections.deque] = {}  # of that: calls do not read it, and make the first again
         self._empty: list[_Empty] = []
         self._sizes: list[_Size] = []
+        self._memory = read
         leading = self._find_read(now, read)
         self._find_empty(now, leading)
 
@@ -74,15 +83,16 @@ class Watch:
         return leading
 
     def _find_empty(self, now: Kept, leading: set[int]) -> None:
-        of_modules = now.own | {id(place[name]) for place, _ in now.contents if id(place) in now.own for name in ("_buffers", "_parameters") if name in place}
+        of_modules = now.own | {id(content[name]) for place, content in now.contents if id(place) in now.own for name in ("_buffers", "_parameters") if name in content}
         for place, content in now.contents:
             if id(place) not in of_modules and id(place) not in leading:
                 continue
+            kinds = _NO_TENSORS if id(place) in now.of_torch else (*_NO_TENSORS, *_NUMBERS)
             for name, value in items_of(content):
-                if (value is None or value is False) and name not in _NEVER_TENSORS:
+                if isinstance(value, kinds) and value is not True and name not in _NEVER_TENSORS:
                     self._empty.append(_Empty(place, name, value))
             if is_collection(place):
-                self._sizes.append(_Size(place, len(place), set(content) if isinstance(place, dict) else None))
+                self._sizes.append(_Size(place, len(place), len(place), set(content) if isinstance(place, dict) else None))
 
     @property
     def has_read(self) -> bool:
@@ -115,6 +125,7 @@ class Watch:
         return True
 
     def has_added(self) -> bool:
+        """What the next calls make of it is open."""
         is_new = False
         for empty in self._empty:
             value = value_at(empty.place, empty.name)
@@ -126,10 +137,16 @@ class Watch:
             if len(size.place) == last:
                 continue
             size.last = len(size.place)
-            content = content_of(size.place)
-            added = content[last:] if size.names is None else [value for name, value in content.items() if name not in size.names]
-            is_new = is_new or bool(tensors_in(added, MOST_PLACES))
+            is_new = is_new or bool(tensors_in(size.added(last), MOST_PLACES))
         return is_new
+
+    def has_added_known(self) -> bool:
+        """Whether there is a tensor in one more place that those calls have read elsewhere: nobody can tell whether the next ones read it in both."""
+        added = [value for empty in self._empty if (value := value_at(empty.place, empty.name)) is not None and not isinstance(value, _NUMBERS)]
+        for size in self._sizes:
+            if len(size.place) > size.first:
+                added += size.added(size.first)
+        return bool(added) and bool(addresses_of(tensors_in(added, MOST_PLACES)) & self._memory)
 
 
 def _in_tuples(value: Any) -> Iterator[Any]:
