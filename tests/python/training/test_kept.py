@@ -150,11 +150,6 @@ def places():
         module.mask = mask
         return module, lambda: module.mask, functools.partial(setattr, module, "mask")
 
-    def of_a_subclass(mask):
-        module = nn.Module()
-        module.mask = mask.as_subclass(Named)
-        return module, lambda: module.mask, functools.partial(setattr, module, "mask")
-
     def private_slots(mask):
         module = nn.Module()
         module.state = Private(mask)
@@ -513,6 +508,15 @@ class Others(unittest.TestCase):
                 self.assertTrue(memory.has_added(since))
                 fill(module, own)
                 self.assertTrue(memory.begins_otherwise(since))
+
+    def test_a_tensor_of_another_class(self):
+        module = nn.Module()
+        module.mask = number().as_subclass(Named)
+        memory = memory_of(module)
+        since, *_ = memory.compare(memory.remember()[0], [address(module.mask)], [])
+        self.assertFalse(memory.has_replaced(since))
+        module.mask = number().as_subclass(Named)
+        self.assertTrue(memory.has_replaced(since))
 
     def test_a_number_that_becomes_a_tensor(self):
         module = SlottedModule()
