@@ -39,7 +39,7 @@ def addresses_of(values: Iterable) -> set[int]:
     return {one.untyped_storage().data_ptr() for one in values if isinstance(one, torch.Tensor) and _is_plain(type(one)) and one.layout is torch.strided}
 
 
-def _is_plain(kind: type) -> bool:
+def _is_plain(kind: type[torch.Tensor]) -> bool:
     return kind in (torch.Tensor, torch.nn.Parameter) or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
