@@ -84,7 +84,7 @@ if(TARGET stagecraft)
 endif()
 if(TARGET stagecraft_python)
   add_dependencies(gpu_tests stagecraft_python)
-  foreach(part graphs graph_state graph_callers graph_compiled pipelining processes)
+  foreach(part graphs graph_state graph_callers graph_compiled graph_stories pipelining processes)
     stagecraft_gpu_test(python.${part} ENVIRONMENT ${over_nccl} PYTHONPATH=${PROJECT_BINARY_DIR}/python
                         COMMAND ${STAGECRAFT_PYTHON} -m unittest test_${part})
     set_tests_properties(gpu.python.${part} PROPERTIES WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/python/gpu)

@@ -35,7 +35,7 @@ if(TARGET stagecraft_python_runtime)
     get_filename_component(name ${python_file} NAME)
     file(CREATE_LINK ${python_file} ${folder}/${name} SYMBOLIC)
   endforeach()
-  add_test(NAME python.graphs COMMAND ${STAGECRAFT_PYTHON} -m unittest test_graphs test_graph_state test_graph_callers test_graph_compiled WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/python/gpu)
+  add_test(NAME python.graphs COMMAND ${STAGECRAFT_PYTHON} -m unittest test_graphs test_graph_state test_graph_callers test_graph_compiled test_graph_stories WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/python/gpu)
   set_tests_properties(python.graphs PROPERTIES LABELS python
     ENVIRONMENT "PYTHONPATH=${CMAKE_CURRENT_BINARY_DIR}/stand_in_python;PYTHONDONTWRITEBYTECODE=1;STAGECRAFT_TEST_DEVICE=cpu")
 endif()

@@ -70,8 +70,7 @@ const char* CapturedStep::why_outdated() const {
     return "it reads a tensor that is replaced by another between steps: keep one tensor on the device and change it "
            "in place, or give it as an input";
   }
-  if (std::any_of(kept.begin(), kept.end(),
-                  [](const KeptSince& one) { return one.begins_otherwise && one.begins_otherwise(); })) {
+  if (begins_otherwise) {
     return "a module has a tensor now where it had none when the step was captured, and makes it or reads it otherwise "
            "then: make such tensors before the first step, and keep them";
   }
@@ -92,6 +91,8 @@ void CapturedStep::note_replaced(bool by_modules) {
     if (one.has_replaced && one.has_replaced()) note(/*may_be_same=*/true);
     if (one.has_added && one.has_added()) is_doubted = true;
   }
+  const auto says_so = [](const KeptSince& one) { return one.begins_otherwise && one.begins_otherwise(); };
+  if (!by_modules) begins_otherwise = std::any_of(kept.begin(), kept.end(), says_so);
   for (GivenMemory& one : given) {
     if (one.is_replaced || !one.was_let_go()) continue;
     one.is_replaced = by_modules && !one.is_changed;

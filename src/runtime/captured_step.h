@@ -58,6 +58,7 @@ struct CapturedStep {
   UsedMemory used;
   std::vector<MovedOut> moved_out;  // the same memory, from then on
   bool reads_replaced = false;      // what it reads was replaced by something else
+  bool begins_otherwise = false;    // this step finds tensors where the captured one has found none
   bool is_doubted = false;          // whether a step would still read it: an eager step shows
 
   /// Why an eager step would do something else than what was captured; null if it would not.

@@ -132,11 +132,12 @@ std::string StepGraphs::capture(Kind& kind, const StepSignature& signature, cons
   }
   bool keeps_inputs = false;
   for (std::size_t i = 0; i < versions.size(); ++i) {
-    if (made.inputs[i]._version() != versions[i]) made.changed_inputs.push_back(i);
-    if (made.inputs[i]._version() != versions[i] && signature.overlaps(i) && why.empty()) {
+    keeps_inputs = keeps_inputs || holders_of(made.inputs[i].storage()) > holders[i];
+    if (made.inputs[i]._version() == versions[i]) continue;
+    made.changed_inputs.push_back(i);
+    if (signature.overlaps(i) && why.empty()) {
       why = "a stage changes an input in place that shares memory with another input or target: clone one of them";
     }
-    keeps_inputs = keeps_inputs || holders_of(made.inputs[i].storage()) > holders[i];
   }
   if (why.empty()) {
     why = why_not(interruption, [&] { return share_memory(kind, made, memory, remembered, keeps_inputs); });
@@ -174,8 +175,8 @@ void StepGraphs::replay(const StepSignature& signature, const Execution& executi
   bring_out(captured, execution);
   for (const std::size_t i : captured.changed_inputs) signature.tensors()[i].copy_(captured.inputs[i]);
   for (const MovedOut& one : captured.moved_out) one.follow();
-  const bool has_given_back = !captured.is_settled && captured.before_capture.empty();
-  const bool has_put = (captured.is_settled || has_given_back) && captured.put_again();
+  // What the capture itself has left is still there, unless modules got back what they had before.
+  const bool has_put = captured.before_capture.empty() && captured.put_again();
   if (!captured.is_settled) {
     settle(captured);
   } else if (has_put) {

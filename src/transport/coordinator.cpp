@@ -83,6 +83,17 @@ void Coordinator::wait_until(const Wait& wait, Timeout timeout, const Done& is_d
   }
 }
 
+template <typename IsSo>
+bool Coordinator::wait_for(Clock::time_point until, const IsSo& is_so) {
+  const auto begin = Clock::now();
+  while (true) {
+    const std::uint64_t seen = channel_.news();
+    if (is_so()) return true;
+    if (Clock::now() >= until) return false;
+    channel_.wait_for_news(seen, begin, until);
+  }
+}
+
 /// A question to all ranks, and their answers.
 class Coordinator::Inquiry {
  public:
@@ -123,13 +134,9 @@ template <typename Done>
 bool Coordinator::inquire(const Wait& wait, Timeout timeout, const Done& is_done) {
   const Inquiry inquiry(*this);
   tell_all({Notice::Kind::kAsk, step(), inquiry.number(), {}});
-  const auto begin = Clock::now();
-  while (true) {
-    const std::uint64_t seen = channel_.news();
-    if (is_done()) return true;
-    if (!inquiry.silent() || Clock::now() - begin >= kTimeToAnswer) break;
-    channel_.wait_for_news(seen, begin, begin + kTimeToAnswer);
-  }
+  bool is_late = false;
+  (void)wait_for(Clock::now() + kTimeToAnswer, [&] { return (is_late = is_done()) || !inquiry.silent(); });
+  if (is_late) return true;
   const Answers answers = inquiry.answers();
   {
     const std::lock_guard lock(mutex_);
@@ -338,20 +345,11 @@ void Coordinator::wait_for_departures(Timeout patience) {
     const std::lock_guard lock(mutex_);
     return roll_call_.all_others_departed() || roll_call_.failed_departure() || roll_call_.lost();
   };
-  const auto waits_until = [&](Clock::time_point until, const auto& is_so) {
-    const auto begin = Clock::now();
-    while (true) {
-      const std::uint64_t seen = channel_.news();
-      if (is_so()) return true;
-      if (Clock::now() >= until) return false;
-      channel_.wait_for_news(seen, begin, until);
-    }
-  };
-  while (!waits_until(Clock::now() + patience / 2, is_through)) {
+  while (!wait_for(Clock::now() + patience / 2, is_through)) {
     const Inquiry inquiry(*this);
     tell_all({Notice::Kind::kAsk, step(), inquiry.number(), {}});
     const auto have_answered = [&] { return is_through() || !inquiry.silent(); };
-    if (waits_until(Clock::now() + patience, have_answered)) continue;
+    if (wait_for(Clock::now() + patience, have_answered)) continue;
     const std::optional<RankId> silent = inquiry.silent();
     if (!silent) continue;
     const double seconds = std::chrono::duration<double>(patience).count();

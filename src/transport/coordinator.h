@@ -71,6 +71,9 @@ class Coordinator {
 
   template <typename Done, typename Limit>
   void wait_until(const Wait& wait, Timeout timeout, const Done& is_done, const Limit& limit);
+  /// Returns whether it was so by then.
+  template <typename IsSo>
+  bool wait_for(Clock::time_point until, const IsSo& is_so);
   template <typename Done>
   bool inquire(const Wait& wait, Timeout timeout, const Done& is_done);
   [[nodiscard]] Clock::time_point end_of_patience(Clock::time_point begin, Timeout timeout) const;

@@ -1,9 +1,9 @@
-#include <random>
 #include <sstream>
 #include <system_error>
 
 #include "coordinator.h"
 #include "nccl/library.h"
+#include "random_word.h"
 #include "socket_channel.h"
 #include "stagecraft/core/error.h"
 #include "stagecraft/core/identity.h"
@@ -21,15 +21,8 @@ using sockets::Line;
 using sockets::Socket;
 using sockets::SocketChannel;
 
-constexpr std::size_t kSecretBytes = 32;
-
 /// Known only to the ranks of one world: whoever else finds the port is turned away.
-std::string new_secret() {
-  std::random_device random;
-  std::string secret;
-  while (secret.size() < kSecretBytes) secret += "0123456789abcdef"[random() % 16];
-  return secret;
-}
+constexpr std::size_t kSecretBytes = 32;
 
 /// How a rank introduces itself to another.
 struct Greeting {
@@ -159,7 +152,8 @@ SocketConnection::SocketConnection(RankId rank, int ranks, const Exchange& excha
   const bool by_nccl = options.device && uses_nccl(*options.device);
   if (by_nccl && ranks > 1) nccl::prepare(*options.device);
   const sockets::Listener listener;
-  const Card own{std::string(version()), by_nccl ? nccl::version_text() : "", new_secret(), listener.address()};
+  const Card own{std::string(version()), by_nccl ? nccl::version_text() : "", random_word(kSecretBytes),
+                 listener.address()};
   std::vector<Card> cards;
   for (const std::string& text : exchange(own.to_text())) cards.push_back(Card::from_text(text));
   if (cards.size() != static_cast<std::size_t>(ranks)) {

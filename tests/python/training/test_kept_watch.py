@@ -84,6 +84,21 @@ class Begins(unittest.TestCase):
                 fill(module, number(2))
                 self.assertTrue(memory.begins_otherwise(since))
 
+    def test_what_is_put_where_there_was_nothing(self):
+        """A collection may also be emptied, or replaced as a whole, and filled again."""
+        for fill in self.each():
+            module = nn.Module()
+            module.mask, module.masks, module.log = None, {}, []
+            memory = memory_of(module)
+            since, *_ = memory.compare(memory.remember()[0], [], [])
+            for _ in range(2):
+                self.assertFalse(memory.has_added(since))
+                fill(module, number())
+                self.assertTrue(memory.has_added(since))
+                self.assertFalse(memory.begins_otherwise(since))
+                module.mask, module.masks = None, {}
+                module.log.clear()
+
     def test_what_was_read_in_one_more_place(self):
         for fill in self.each():
             module, own = nn.Module(), number()

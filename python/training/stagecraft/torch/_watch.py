@@ -7,11 +7,14 @@ import collections
 from dataclasses import dataclass
 from typing import Any, Iterator
 
+import torch
+
 from stagecraft.torch._kept import MOST_PLACES, Kept
 from stagecraft.torch._places import content_of, is_collection, items_of, put, value_at
 from stagecraft.torch._tensors import addresses_of, is_alike, tensors_in
 
 _NEVER_TENSORS = {"_compiled_call_impl", "_is_full_backward_hook"}  # of every module
+_OF_EVERY_MODULE = set(vars(torch.nn.Module()))  # parameters and buffers are looked at by themselves, and so are hooks
 _NO_TENSORS = (type(None), bool)
 _NUMBERS = (int, float, complex, str)
 _MOST_OTHERS = 8
@@ -37,6 +40,19 @@ class _Empty:
 
 
 @dataclass(slots=True)
+class _EmptyCollection:
+    """A name under which there is a collection without anything. Somebody may fill it, or replace it."""
+
+    place: Any
+    name: Any
+    is_filled: bool = False
+
+    def content(self) -> list:
+        value = value_at(self.place, self.name)
+        return [value] if not is_collection(value) or len(value) > 0 else []
+
+
+@dataclass(slots=True)
 class _Size:
     """A collection to which somebody may add."""
 
@@ -59,6 +75,7 @@ class Watch:
         self._doubted: dict[_Read, Any] = {}  # what somebody has put there
         self._no_matter: dict[_Read, collections.deque] = {}  # of that: calls do not read it, and make the first again
         self._empty: list[_Empty] = []
+        self._empty_collections: list[_EmptyCollection] = []
         self._sizes: list[_Size] = []
         self._memory = read
         leading = self._find_read(now, read)
@@ -91,6 +108,8 @@ class Watch:
             for name, value in items_of(content):
                 if isinstance(value, kinds) and value is not True and name not in _NEVER_TENSORS:
                     self._empty.append(_Empty(place, name, value))
+                elif is_collection(value) and len(value) == 0 and name not in _OF_EVERY_MODULE:
+                    self._empty_collections.append(_EmptyCollection(place, name))
             if is_collection(place):
                 self._sizes.append(_Size(place, len(place), len(place), set(content) if isinstance(place, dict) else None))
 
@@ -100,7 +119,7 @@ class Watch:
 
     @property
     def has_empty(self) -> bool:
-        return bool(self._empty or self._sizes)
+        return bool(self._empty or self._empty_collections or self._sizes)
 
     def has_replaced(self) -> bool:
         is_new = False
@@ -132,6 +151,10 @@ class Watch:
             if value is not empty.last:
                 empty.last = value
                 is_new = is_new or bool(tensors_in([value], MOST_PLACES))
+        for collection in self._empty_collections:
+            content = collection.content()
+            is_new = is_new or (not collection.is_filled and bool(tensors_in(content, MOST_PLACES)))
+            collection.is_filled = bool(content)
         for size in self._sizes:
             last = size.last
             if len(size.place) == last:
@@ -143,6 +166,8 @@ class Watch:
     def has_added_known(self) -> bool:
         """Whether there is a tensor in one more place that those calls have read elsewhere: nobody can tell whether the next ones read it in both."""
         added = [value for empty in self._empty if (value := value_at(empty.place, empty.name)) is not None and not isinstance(value, _NUMBERS)]
+        for collection in self._empty_collections:
+            added += collection.content()
         for size in self._sizes:
             if len(size.place) > size.first:
                 added += size.added(size.first)
